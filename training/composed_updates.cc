@@ -96,7 +96,7 @@ void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parame
   // lerp(state, by, weight), which the state becomes.
   const auto moved = [&](const char* name, Value* by, const Shape& shape) {
     const ValueType of = ValueType::Tensor(dtype, shape);
-    Value* state = State(std::string("optimizer.") + name, parameter, shape, dtype);
+    Value* state = State(std::string("optimizer.") + name, parameter->name(), shape, dtype);
     Value* result = Op("Add", {Op("Mul", {state, stays}, of), Op("Mul", {by, in}, of)}, of);
     Store(rates, state, result);
     return result;
@@ -155,7 +155,7 @@ void UpdateWriter::Compose(const Muon& o, const Rates& rates, Value* parameter, 
 
   Value* g = Scaled(rates, gradient);
   Value* momentum = Coefficient(rates, "momentum", o.momentum);
-  Value* state = State("optimizer.momentum_buffer", parameter, like.shape(), dtype);
+  Value* state = State("optimizer.momentum_buffer", parameter->name(), like.shape(), dtype);
   Value* buffer = lerp(state, g, Number("Sub", {Constant(1), momentum}));
   Store(rates, state, buffer);
   Value* x = rounded(o.nesterov ? lerp(g, buffer, momentum) : buffer);

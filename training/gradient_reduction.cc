@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "training/kernels/training_ops.h"
+#include "training/node_order.h"
 
 namespace caesura {
 namespace {
@@ -33,7 +35,8 @@ Node* CollectiveWriter::Add(const char* op_type, const std::vector<Value*>& inpu
       graph_.AddOp(op_type, inputs, std::move(attributes), kTrainingDomain, outputs, op_type);
   node->set_phase(Phase::kOptimizer);
   node->set_provider(provider_);
-  for (int i = 0; i < outputs; ++i) node->output(i)->set_type(inputs[i]->type());
+  for (int i = 0; i < outputs && i < static_cast<int>(inputs.size()); ++i)
+    node->output(i)->set_type(inputs[i]->type());
   return node;
 }
 
@@ -48,28 +51,99 @@ void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bu
   awaited_.insert(awaited_.end(), wait->outputs().begin(), wait->outputs().end());
 }
 
-void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+std::vector<std::vector<int>> CollectiveWriter::Buckets(const std::vector<Value*>& values,
+                                                        const std::vector<int>& kinds,
+                                                        int64_t bucket_bytes) const {
   const auto positions = Positions(graph_);
-  const auto ready = [&](const Value* value) {
-    return value->producer() == nullptr ? -1 : positions.at(value->producer());
+  const auto ready = [&](int i) {
+    return values[i]->producer() == nullptr ? -1 : positions.at(values[i]->producer());
   };
-  std::vector<Value**> ordered = values;
+  std::vector<int> ordered(values.size());
+  std::iota(ordered.begin(), ordered.end(), 0);
   std::stable_sort(ordered.begin(), ordered.end(),
-                   [&](Value** a, Value** b) { return ready(*a) < ready(*b); });
-  std::map<DType, std::pair<std::vector<Value**>, int64_t>> open;  // bucket and bytes
-  std::vector<std::vector<Value**>> buckets;
-  for (Value** value : ordered) {
-    auto& [bucket, bytes] = open[(*value)->dtype()];
-    bucket.push_back(value);
-    bytes += BytesOf(**value);
+                   [&](int a, int b) { return ready(a) < ready(b); });
+  std::map<int, std::pair<std::vector<int>, int64_t>> open;  // bucket and bytes
+  std::vector<std::vector<int>> buckets;
+  for (const int i : ordered) {
+    auto& [bucket, bytes] = open[kinds[i]];
+    bucket.push_back(i);
+    bytes += BytesOf(*values[i]);
     if (bytes < bucket_bytes) continue;
     buckets.push_back(std::exchange(bucket, {}));
     bytes = 0;
   }
-  for (auto& [dtype, rest] : open) {
+  for (auto& [kind, rest] : open) {
     if (!rest.first.empty()) buckets.push_back(std::move(rest.first));
   }
-  for (const auto& bucket : buckets) Exchange("all_reduce", bucket);
+  return buckets;
+}
+
+void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+  std::vector<Value*> current;
+  std::vector<int> kinds;
+  for (Value** value : values) {
+    current.push_back(*value);
+    kinds.push_back(static_cast<int>((*value)->dtype()));
+  }
+  for (const auto& indices : Buckets(current, kinds, bucket_bytes)) {
+    std::vector<Value**> bucket;
+    for (const int i : indices) bucket.push_back(values[i]);
+    Exchange("all_reduce", bucket);
+  }
+}
+
+std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
+                                                    const std::vector<BucketLayout>& layouts) {
+  std::vector<Value*> parts;
+  const Node* under_way = nullptr;
+  const auto wait = [&] {
+    AttributeMap attributes = {{"number", under_way->Attr<int64_t>("number", 0)},
+                               {"ranks", under_way->Attr<int64_t>("ranks", 0)}};
+    parts.push_back(
+        Add("ReduceScatterWait", under_way->outputs(), std::move(attributes), 1)->output(0));
+  };
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    if (under_way != nullptr) wait();
+    const BucketLayout& layout = layouts[b];
+    const DType dtype = buckets[b].front()->dtype();
+    const int count = layout.tensors();
+    Node* start = Add("ReduceScatterStart", buckets[b],
+                      {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
+    start->output(0)->set_type(ValueType::Tensor(dtype, Shape{layout.part()}));
+    for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(buckets[b][i]->type());
+    start->output(1 + count)->set_type(
+        ValueType::Tensor(dtype, Shape{layout.all() - layout.padding_offset()}));
+    under_way = start;
+  }
+  if (under_way != nullptr) wait();
+  awaited_.insert(awaited_.end(), parts.begin(), parts.end());
+  return parts;
+}
+
+Value* CollectiveWriter::OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout) {
+  Value* part = Add("OwnPart", tensors, {{"ranks", int64_t{layout.ranks()}}}, 1)->output(0);
+  part->set_type(ValueType::Tensor(tensors.front()->dtype(), Shape{layout.part()}));
+  return part;
+}
+
+void CollectiveWriter::AllGather(Value* part, const std::vector<Value*>& tensors,
+                                 const BucketLayout& layout) {
+  FinishGather();
+  const AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
+  Value* parts = Add("AllGatherStart", {part}, attributes, 1)->output(0);
+  parts->set_type(ValueType::Tensor(part->dtype(), Shape{layout.all()}));
+  gather_ = {parts, part};
+  gather_.insert(gather_.end(), tensors.begin(), tensors.end());
+  gather_attributes_ = attributes;
+}
+
+void CollectiveWriter::FinishGather() {
+  if (gather_.empty()) return;
+  constexpr int kFirst = 2;
+  const int count = static_cast<int>(gather_.size()) - kFirst;
+  const Node* wait = Add("AllGatherWait", gather_, std::move(gather_attributes_), count);
+  for (int i = 0; i < count; ++i) wait->output(i)->set_type(gather_[kFirst + i]->type());
+  gather_.clear();
 }
 
 void CollectiveWriter::Broadcast(const std::vector<Value**>& values) {
@@ -86,6 +160,12 @@ Value* CollectiveWriter::Agreed(Value* value) {
 
 namespace {
 
+bool StartsCollective(const Node& node) {
+  return node.Is("CollectiveStart", kTrainingDomain) ||
+         node.Is("ReduceScatterStart", kTrainingDomain) ||
+         node.Is("AllGatherStart", kTrainingDomain);
+}
+
 // A node's key is the position of the node that it shall stand after; nodes of one key keep their
 // order.
 class CollectiveOrderPass : public Pass {
@@ -94,11 +174,11 @@ class CollectiveOrderPass : public Pass {
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
     std::unordered_map<const Node*, int> keys = Positions(graph);
-    std::vector<std::pair<int, const Node*>> keyed;
+    std::vector<const Node*> waits;  // since the start before
     int last_start = 0;
     for (const auto& node : graph.nodes()) {
       int& key = keys.at(node.get());
-      const bool starts = node->Is("CollectiveStart", kTrainingDomain);
+      const bool starts = StartsCollective(*node);
       if (starts || node->Is("AccumulatedSum", kTrainingDomain)) {
         key = starts ? last_start : 0;
         for (const Value* input : node->inputs()) {
@@ -106,15 +186,13 @@ class CollectiveOrderPass : public Pass {
         }
         if (starts) last_start = key;
       }
-      keyed.emplace_back(key, node.get());
+      if (node->Is("ReduceScatterWait", kTrainingDomain)) waits.push_back(node.get());
+      if (!starts) continue;
+      for (const Node* wait : std::exchange(waits, {})) {
+        if (node->Is("ReduceScatterStart", kTrainingDomain)) keys.at(wait) = key;
+      }
     }
-    const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
-    if (std::is_sorted(keyed.begin(), keyed.end(), before)) return false;
-    std::stable_sort(keyed.begin(), keyed.end(), before);
-    std::vector<const Node*> order;
-    for (const auto& [key, node] : keyed) order.push_back(node);
-    graph.Reorder(order);
-    return true;
+    return SortNodes(graph, keys);
   }
 };
 

@@ -5,6 +5,13 @@
 //   CollectiveStart(bucket 0) ... backward ... CollectiveStart(bucket 1) ... CollectiveWait(bucket
 //   0), CollectiveWait(bucket 1), AgreeToCommit, updates
 //
+// With sharded state each rank is given the sum of its part of a bucket only, updates that part of
+// the parameters, and gives it to the others:
+//
+//   ReduceScatterStart(bucket 0) ... ReduceScatterWait(bucket 0), ReduceScatterStart(bucket 1) ...
+//   AgreeToCommit, OwnPart(bucket 0), its update, AllGatherStart(bucket 0), OwnPart(bucket 1), its
+//   update, AllGatherWait(bucket 0) ...
+//
 // Buckets follow from the graph only, never from the sizes of a run's feeds: ranks with other
 // sequence lengths start the same collectives in the same order.
 #ifndef CAESURA_TRAINING_GRADIENT_REDUCTION_H_
@@ -16,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/distributed/bucket_layout.h"
 #include "core/graph/graph.h"
 #include "core/graph/pass.h"
 
@@ -28,12 +36,24 @@ class CollectiveWriter {
   CollectiveWriter(Graph& graph, std::string provider)
       : graph_(graph), provider_(std::move(provider)) {}
 
-  // Replaces the values by their sums over all ranks. A bucket has values of one dtype that are
-  // ready one after the other; it is closed once it has `bucket_bytes`. REQUIRES: float tensors of
-  // known shapes.
+  // Indices of the values in buckets, which have values of one kind that are ready one after the
+  // other. A bucket is closed once it has `bucket_bytes`. REQUIRES: tensors of known shapes.
+  std::vector<std::vector<int>> Buckets(const std::vector<Value*>& values,
+                                        const std::vector<int>& kinds, int64_t bucket_bytes) const;
+  // Replaces the values by their sums over all ranks, in buckets of one dtype. REQUIRES: float
+  // tensors of known shapes.
   void AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
+  // Each rank's parts of the buckets' sums. One bucket is exchanged while the next one is filled.
+  std::vector<Value*> ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
+                                    const std::vector<BucketLayout>& layouts);
+  // The rank's part of a bucket, a copy.
+  Value* OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout);
+  // Gives `part` to all ranks and writes all parts to the tensors, which are parameters, in the
+  // next call or in FinishGather.
+  void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout);
+  void FinishGather();
   // `value`, once all collectives of all ranks have succeeded.
   Value* Agreed(Value* value);
 
@@ -46,9 +66,12 @@ class CollectiveWriter {
   const std::string provider_;
   int64_t count_ = 0;            // collectives so far
   std::vector<Value*> awaited_;  // their results
+  std::vector<Value*> gather_;   // what the AllGatherWait of the gather under way reads
+  AttributeMap gather_attributes_;
 };
 
-// Puts each CollectiveStart right after the last node that it needs, in the order of their numbers.
+// Puts each node that starts a collective right after the last node that it needs, in the order of
+// their numbers, and each ReduceScatterWait in front of the start that follows it.
 // To be run after all passes that move nodes.
 std::shared_ptr<Pass> MakeCollectiveOrderPass();
 

@@ -95,6 +95,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
         "a micro-step that the others do");
   }
+  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options));
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
@@ -123,6 +124,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
   if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, loss);
+  const bool by_parts = options.shard_ranks > 0 && options.shard_accumulators;
+  if (by_parts) writer.ReduceParts(gradients);
   if (options.accumulation_steps != 1) writer.Accumulate(gradients, has_ranks && with_update);
   if (has_ranks && with_update) writer.Reduce(gradients, &loss, left);
   if (options.refuse_nonfinite && has_ranks) writer.RequireFinite(gradients, loss);

@@ -11,6 +11,7 @@
 #include "training/loss.h"
 #include "training/optimizer/grad_scaler.h"
 #include "training/optimizer/optimizer.h"
+#include "training/parameter_shard.h"
 #include "training/trainable.h"
 
 namespace caesura {
@@ -53,6 +54,12 @@ struct StepOptions : TrainableOptions {
   // Where several ranks train together: a bucket of gradients that they sum is closed at this many
   // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
   int64_t bucket_bytes = 0;
+  // Where each rank keeps the optimizer state of its part of each bucket only: the number of ranks.
+  // 0: each keeps all of it.
+  int shard_ranks = 0;
+  // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
+  // its parts only.
+  bool shard_accumulators = false;
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
@@ -93,8 +100,9 @@ struct StepProgram {
   // order: trained parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"),
   // accumulators ("accumulator.NAME").
   std::vector<std::string> parameters;
-  int trained = 0;     // how many of them are trained parameters
-  int statistics = 0;  // and running statistics
+  std::vector<ParameterShard> shards;  // where optimizer state is divided among ranks
+  int trained = 0;                     // how many of them are trained parameters
+  int statistics = 0;                  // and running statistics
 };
 
 // The graph's outputs of these names, in their order. Fails listing all names that are none.

@@ -170,11 +170,13 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
                     program.graph.get());
   } else if (names_.empty()) {
     names_ = program.parameters;
+    shards_ = program.shards;
     trained_ = program.trained;
     statistics_ = program.statistics;
     if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
     AddParameters(*program.graph, names_, &parameters_);
-  } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin())) {
+  } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin()) ||
+             (with_update && program.shards != shards_)) {
     return Internal("the parameters of two programs of a session differ");
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
@@ -430,6 +432,7 @@ std::vector<std::string> TrainingSession::FrozenNames() const {
 }
 
 Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
+  RETURN_IF_ERROR(StateIsSharded(name));
   const int i = parameters_.Find(name);
   if (i >= 0) return ToHost(parameters_.tensor(i), fallback_->providers());
   const Tensor* frozen = original_.graph->Initializer(original_.graph->FindValue(name));
@@ -449,6 +452,7 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
     stale_ = true;
     return {};
   }
+  RETURN_IF_ERROR(StateIsSharded(name));
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
   RETURN_IF_ERROR(CopyElements(value, parameters_.tensor(i), fallback_->providers()));
   parameters_.Touch(i);
@@ -457,6 +461,7 @@ Status TrainingSession::SetParameter(const std::string& name, const Tensor& valu
 
 Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
+  RETURN_IF_ERROR(StateIsSharded(name));
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
   if (value.device() != parameters_.tensor(i).device()) {  // it is updated where its owner has it
     RETURN_IF_ERROR(BringParametersToHost(fallback_->providers()));

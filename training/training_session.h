@@ -74,6 +74,20 @@ struct TrainingOptions {
   // Gradients are summed over the ranks in buckets that are closed at this many bytes, each while
   // the backward goes on.
   int64_t bucket_bytes = int64_t{4} << 20;
+  // Where optimizer state is, with several ranks (docs/guides/step_ranks.md). 0: all of it on each.
+  // 1: each has the state of its own part of every bucket only, updates that part of the
+  // parameters, and gives it to the others. Losses and parameters are those of 0.
+  // 2: with accumulation each also accumulates its own parts of the gradients only, which all
+  // micro-steps exchange.
+  int shard = 0;
+};
+
+// Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
+struct RankMemory {
+  size_t parameters = 0;  // and running statistics
+  size_t gradients = 0;   // with the buckets under way, and accumulated ones
+  size_t optimizer_state = 0;
+  size_t total() const { return parameters + gradients + optimizer_state; }
 };
 
 // The result of Evaluate.
@@ -213,9 +227,14 @@ class TrainingSession {
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
+  // The memory that this rank keeps is known before the first step. Activations are not among it.
+  RankMemory MemoryOfRank() const;
+
   // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
   // random counters, and the step that waits; see training/checkpoint.h for what a crash leaves
-  // behind. `properties` are the caller's own (a sampler's position).
+  // behind. `properties` are the caller's own (a sampler's position). Where state is sharded all
+  // ranks call it, rank 0 gets all parts and writes the file, and all learn whether it is there.
+  // Such a checkpoint is that of an unsharded session: any number of ranks restores it.
   Status Save(const std::string& path,
               std::map<std::string, Checkpoint::Property> properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
@@ -247,7 +266,8 @@ class TrainingSession {
   // most updates (the first of these): where some have done the step in which a rank was lost, all
   // have. Then the session is as good as new. Accumulation begins anew. Fails with
   // kInvalidArgument, on all ranks, where the ranks' programs differ or no rank has whole
-  // parameters.
+  // parameters. Sharded state goes with its rank: only the same ranks go on, where each has done
+  // the same updates. Otherwise this fails, and a new session has to Restore the last checkpoint.
   Status Regroup(std::shared_ptr<Communicator> communicator);
   // The number of ranks that train together.
   int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
@@ -312,6 +332,24 @@ class TrainingSession {
   std::chrono::milliseconds RankTimeout() const {
     return options_.rank_timeout.value_or(options_.communicator->timeout());
   }
+  // --- training_session_shards.cc ---
+  bool sharded() const { return !shards_.empty(); }
+  // Entries of parameters_ that are whole on each rank; those after them are parts of state.
+  int WholeParameters() const;
+  Status CheckShardOption() const;
+  // Fails where a rank lacks its part of the state of the same update. `updates`: by rank.
+  Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
+  // True if accumulated gradients are divided, too.
+  bool shards_accumulators() const {
+    return sharded() && options_.shard == 2 && options_.step.accumulation_steps != 1;
+  }
+  // Gathers the state of all ranks, then writes the file on rank 0; all return what became of it.
+  Status SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const;
+  // Lists the tensors that the checkpoint lacks for this rank's parts, a line each.
+  std::string StateMisfits(const Checkpoint& checkpoint) const;
+  // REQUIRES: no misfits.
+  void TakeState(const Checkpoint& checkpoint);
+  Status StateIsSharded(const std::string& name) const;  // where `name` is a state of a parameter
   // Gives a run of a step what it needs among them.
   Status BeginAmongRanks(RunOptions* run);
   // Ends the communicator where a failed run leaves the other ranks waiting.
@@ -327,7 +365,9 @@ class TrainingSession {
   bool stale_ = false;  // the programs hold other frozen values than original_
   std::shared_ptr<OpBinding> ops_;
   ParameterSet parameters_;
-  std::vector<std::string> names_;  // of the ParameterSet, in order
+  std::vector<std::string> names_;      // of the ParameterSet, in order
+  std::vector<ParameterShard> shards_;  // of update_; empty: each rank has all state
+  int state_rank_ = -1;                 // the one whose parts of state these are
   int trained_ = 0, statistics_ = 0;
   std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
   CpuFallbackReport cpu_fallback_;  // of update_

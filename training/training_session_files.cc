@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a training session writes and reads: checkpoints and trained models.
 #include <new>
+#include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
@@ -32,7 +33,7 @@ Status TrainingSession::Save(const std::string& path,
     return InvalidArgument(
         "a lost step left parameters half updated: there is nothing worth saving");
   Checkpoint checkpoint;
-  for (int i = 0; i < parameters_.size(); ++i) {
+  for (int i = 0; i < WholeParameters(); ++i) {
     auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     ASSIGN_OR_RETURN(part[parameters_.name(i)],
                      ToHost(parameters_.tensor(i), fallback_->providers()));
@@ -59,7 +60,8 @@ Status TrainingSession::Save(const std::string& path,
     checkpoint.properties[kWaitingUpdates] = int64_t{waiting_.updates};
     ASSIGN_OR_RETURN(checkpoint.step, waiting_.run->Capture());
   }
-  return SaveCheckpoint(checkpoint, path);
+  return sharded() ? SaveFromAllRanks(std::move(checkpoint), path)
+                   : SaveCheckpoint(checkpoint, path);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
@@ -97,7 +99,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   // Everything is compared before anything is written.
   std::vector<const Tensor*> found;
   std::string wrong;
-  for (int i = 0; i < parameters_.size(); ++i) {
+  for (int i = 0; i < WholeParameters(); ++i) {
     const auto& part =
         i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     auto it = part.find(parameters_.name(i));
@@ -111,6 +113,9 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     }
     found.push_back(it == part.end() ? nullptr : &it->second);
   }
+  wrong += StateMisfits(checkpoint);
+  if (losses > 0 && shards_accumulators())
+    wrong += "\n  it has the accumulated gradients of one rank, which shard = 2 cannot divide";
   std::map<std::string, Tensor> frozen =
       replaced_;  // what the frozen ones become; where nothing is said, their own values
   for (const auto& [name, value] : checkpoint.parameters) {
@@ -136,11 +141,12 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   for (const auto& [name, property] : checkpoint.properties) {
     if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
   }
-  for (int i = 0; i < parameters_.size(); ++i) {
+  for (int i = 0; i < WholeParameters(); ++i) {
     const Status copied = CopyElements(*found[i], parameters_.tensor(i), providers);
     parameters_inconsistent_ |= !copied.ok();  // a device has failed
     RETURN_IF_ERROR(copied);
   }
+  TakeState(checkpoint);
   parameters_.TouchAll();
   for (const auto& [name, value] : frozen) {
     const bool own = !checkpoint.parameters.count(name);

@@ -21,7 +21,7 @@ uint64_t TrainingSession::RankFingerprint() const {
   for (const auto& node : update_->graph().nodes()) {
     if (node->phase() != Phase::kOptimizer) continue;
     MixNode(hash, *node);
-    if (node->Is("CollectiveStart", kTrainingDomain)) hash.Mix(node->inputs().size());
+    hash.Mix(node->inputs().size());
   }
   for (int i = 0; i < parameters_.size(); ++i) {
     const Tensor& tensor = parameters_.tensor(i);
@@ -31,9 +31,14 @@ uint64_t TrainingSession::RankFingerprint() const {
 }
 
 Status TrainingSession::PlaceCollectives() {
+  RETURN_IF_ERROR(CheckShardOption());
   options_.step.bucket_bytes = 0;  // the steps of one rank have no collectives
   options_.step.collective_provider.clear();
+  options_.step.shard_ranks = 0;
   if (ranks() == 1) return {};
+  if (options_.shard > 0) options_.step.shard_ranks = ranks();
+  options_.step.shard_accumulators = options_.shard == 2;
+  if (state_rank_ < 0) state_rank_ = communicator()->rank();
   options_.step.bucket_bytes = std::max<int64_t>(1, options_.bucket_bytes);
   const Device device = communicator()->device();
   options_.step.collective_provider = kCpuProviderName;
@@ -58,13 +63,16 @@ std::shared_ptr<const ExecutionProvider> TrainingSession::ProviderOn(Device devi
 Status TrainingSession::JoinRanks() {
   Communicator& communicator = *options_.communicator;
   const int64_t own[] = {static_cast<int64_t>(RankFingerprint()),
-                         parameters_inconsistent_ ? -1 : updates_, micro_steps_};
+                         parameters_inconsistent_ ? -1 : updates_, micro_steps_, state_rank_};
   constexpr size_t kWords = std::size(own);
   ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                    communicator.Gather(own, Clock::now() + RankTimeout()));
   std::string others;
   size_t root = 0;
+  std::vector<int64_t> updates, state_ranks;
   for (size_t r = 0; r < all.size() / kWords; ++r) {
+    updates.push_back(all[r * kWords + 1]);
+    state_ranks.push_back(all[r * kWords + 3]);
     if (all[r * kWords] != all[0]) others += (others.empty() ? "" : ", ") + std::to_string(r);
     if (all[r * kWords + 1] > all[root * kWords + 1]) root = r;
   }
@@ -74,9 +82,11 @@ Status TrainingSession::JoinRanks() {
         " is another one than that of rank 0 (rank " + std::to_string(communicator.rank()) +
         " says so)");
   }
+  if (sharded()) RETURN_IF_ERROR(CheckParts(updates, state_ranks));
   if (all[root * kWords + 1] < 0)
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
   RETURN_IF_ERROR(TakeParameters(static_cast<int>(root)));
+  state_rank_ = communicator.rank();
   updates_ = all[root * kWords + 1];
   micro_steps_ = all[root * kWords + 2];
   return {};
@@ -98,7 +108,7 @@ Status TrainingSession::TakeParameters(int root) {
   Communicator& communicator = *options_.communicator;
   std::vector<Tensor> exchanged;
   Status status;
-  for (int i = 0; i < parameters_.size() && status.ok(); ++i) {
+  for (int i = 0; i < WholeParameters() && status.ok(); ++i) {
     Result<Tensor> tensor = OnExchangedDevice(parameters_.tensor(i));
     status = tensor.status();
     if (status.ok()) exchanged.push_back(*std::move(tensor));
@@ -129,6 +139,14 @@ Status TrainingSession::TakeParameters(int root) {
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   const bool was_alone = ranks() == 1;
+  const int others = communicator == nullptr ? 1 : communicator->size();
+  if (options_.shard > 0 && others != ranks()) {
+    return InvalidArgument(
+        "the optimizer state is divided among " + std::to_string(ranks()) +
+        " ranks, and the part of a rank that was lost is gone: make a session for these " +
+        std::to_string(others) +
+        " and Restore the last checkpoint, which any number of ranks reads");
+  }
   options_.communicator = std::move(communicator);
   if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());
   ranks_suspend_ = false;
@@ -152,7 +170,8 @@ void TrainingSession::LeaveRanks(const RunResult& result) {
   // After Agree all ranks have the same gradients, and refuse them for the same reason.
   const bool refused = result.status.code() == StatusCode::kInvalidArgument;
   if (collectives->agreed() && refused) return;
-  if (collectives->agreed()) parameters_inconsistent_ = true;  // the others have done the step
+  // The others have done the step. With sharded state they may not have: CheckParts decides.
+  if (collectives->agreed() && !sharded()) parameters_inconsistent_ = true;
   options_.communicator->Abort(result.status.message());
 }
 

@@ -6,6 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "training/node_order.h"
+
 namespace caesura {
 namespace {
 
@@ -35,19 +37,6 @@ class NodeOrder {
         if (output != nullptr && HoldsNumbers(*output)) written_.insert(output);
       }
     }
-  }
-
-  // Sorts the nodes by their keys; false if they are in that order.
-  bool Sort() {
-    std::vector<std::pair<int, const Node*>> keyed;
-    for (const auto& node : graph_.nodes()) keyed.emplace_back(keys_.at(node.get()), node.get());
-    const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
-    if (std::is_sorted(keyed.begin(), keyed.end(), before)) return false;
-    std::stable_sort(keyed.begin(), keyed.end(), before);
-    std::vector<const Node*> order;
-    for (const auto& [key, node] : keyed) order.push_back(node);
-    graph_.Reorder(order);
-    return true;
   }
 
   static bool HoldsNumbers(const Value& value) {
@@ -118,7 +107,7 @@ class UpdateOrder : NodeOrder {
       const bool smaller = grows != kUnknown && (grows > 0 || (grows == 0 && ReadsAlone(node)));
       if (first > keys_.at(&node) && smaller) keys_[&node] = first;
     }
-    return Sort();
+    return SortNodes(graph_, keys_);
   }
 
  private:
@@ -222,7 +211,7 @@ class YieldOrder : NodeOrder {
       }
       least = key;
     }
-    return Sort();
+    return SortNodes(graph_, keys_);
   }
 };
 

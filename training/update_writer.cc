@@ -26,9 +26,9 @@ Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs,
 }
 
 // A tensor of a parameter's that lives in the ParameterSet.
-Value* UpdateWriter::State(const std::string& name, const Value* parameter, const Shape& shape,
-                           DType dtype, double initial) {
-  program_.parameters.push_back(name + "." + parameter->name());
+Value* UpdateWriter::State(const std::string& name, const std::string& parameter,
+                           const Shape& shape, DType dtype, double initial) {
+  program_.parameters.push_back(name + "." + parameter);
   Tensor tensor = Tensor::Zeros(dtype, shape);
   if (initial != 0) {
     DispatchFloat(dtype, [&](auto tag) {
@@ -47,7 +47,7 @@ void UpdateWriter::Unscale(Value* loss_scale) {
 }
 
 void UpdateWriter::RequireFinite(const std::vector<Value*>& gradients, Value* loss) {
-  norm_ = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  norm_ = Norm(gradients);
   loss_ = loss;
 }
 
@@ -74,24 +74,36 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
   std::vector<Value**> summed = {loss}, left;
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
-    summed.push_back(&gradients[i]);
+    if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
   }
   for (Value*& statistic : statistics) left.push_back(&statistic);
   collectives_.AllReduce(summed, options_.bucket_bytes);
+  if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   *loss = Times(*loss, rank_share_);
 }
 
+Value* UpdateWriter::Accumulated(const std::string& name, Value* gradient, Value* reset,
+                                 bool apart) {
+  std::vector<int64_t> dims;
+  for (const Dim& dim : *gradient->type().shape) dims.push_back(dim.value);
+  Value* buffer = State("accumulator", name, Shape(dims), gradient->dtype());
+  Node* node =
+      Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradient, reset}, {}, 1);
+  node->output(0)->set_type(gradient->type());
+  return node->output(0);
+}
+
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
   Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
-  for (int i = 0; i < program_.trained; ++i) {
+  for (Bucket& bucket : buckets_) {
+    const std::string& name = program_.shards[bucket.shard].name;
+    bucket.gradient = Accumulated(name, bucket.gradient, reset, apart);
+  }
+  for (int i = 0; i < program_.trained && buckets_.empty(); ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
-    const Tensor& like = *graph_.Initializer(parameter);
-    Value* buffer = State("accumulator", parameter, like.shape(), like.dtype());
-    Node* node =
-        Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradients[i], reset}, {}, 1);
-    gradients[i] = node->output(0);
     gradients[i]->set_type(parameter->type());
+    gradients[i] = Accumulated(parameter->name(), gradients[i], reset, apart);
   }
 }
 
@@ -127,6 +139,23 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
   return out;
 }
 
+Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
+  if (buckets_.empty()) return Act("GlobalNorm", gradients, {}, 1)->output(0);
+  std::vector<Value*> parts;
+  DType dtype = DType::kFloat32;  // of a norm of these
+  for (const Bucket& bucket : buckets_) {
+    parts.push_back(bucket.gradient);
+    if (bucket.gradient->dtype() == DType::kFloat64) dtype = DType::kFloat64;
+  }
+  Value* norm = Act("GlobalNorm", parts, {}, 1)->output(0);
+  norm->set_type(ValueType::Tensor(dtype, Shape{}));
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  norm = As(norm, DType::kFloat64);
+  Value* square = Op("Mul", {norm, norm}, wide);
+  collectives_.AllReduce({&square}, options_.bucket_bytes);
+  return As(Op("Sqrt", {square}, wide), dtype);
+}
+
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* factor =
@@ -138,7 +167,7 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   if (rank_share_ != nullptr) factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
-  Value* norm = is_known ? norm_ : Act("GlobalNorm", gradients, {}, 1)->output(0);
+  Value* norm = is_known ? norm_ : Norm(gradients);
   AttributeMap attributes;
   if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
@@ -147,15 +176,17 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   return scale->output(0);
 }
 
+Value* UpdateWriter::CoefficientsOf(const Group& group, Value* coefficients) {
+  if (!options_.fed_coefficients.empty() || group.learning_rate_scale == 1) return coefficients;
+  Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
+                                        Tensor::Scalar<double>(group.learning_rate_scale));
+  return Op("Mul", {coefficients, factor}, ValueType::Tensor(DType::kFloat64, Shape{}));
+}
+
 void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients,
                                Value* coefficients, Value* step, Value* scale) {
-  const OptimizerUpdate update = DescribeUpdate(group.optimizer);
-  if (options_.fed_coefficients.empty() && group.learning_rate_scale != 1) {
-    Value* factor = graph_.AddInitializer("caesura.learning_rate_scale",
-                                          Tensor::Scalar<double>(group.learning_rate_scale));
-    coefficients = Op("Mul", {coefficients, factor}, ValueType::Tensor(DType::kFloat64, Shape{}));
-  }
-  if (update.op_type.empty()) {
+  coefficients = CoefficientsOf(group, coefficients);
+  if (DescribeUpdate(group.optimizer).op_type.empty()) {
     for (int i : group.members) {
       std::visit(
           [&](const auto& o) {
@@ -170,30 +201,36 @@ void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gr
     }
     return;
   }
-  std::vector<Value*> inputs = {coefficients, step, scale};
-  std::vector<Value*> parameters, members;
-  for (int i : group.members) parameters.push_back(graph_.FindValue(program_.parameters[i]));
-  for (int i : group.members) members.push_back(gradients[i]);
-  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
-  inputs.insert(inputs.end(), members.begin(), members.end());
+  std::vector<Updated> updated;
+  for (int i : group.members) {
+    Value* parameter = graph_.FindValue(program_.parameters[i]);
+    const Tensor& like = *graph_.Initializer(parameter);
+    updated.push_back({parameter, gradients[i], parameter->name(), like.dtype(), like.shape()});
+  }
+  UpdateOf(updated, Rates{group, coefficients, step, scale});
+}
+
+Node* UpdateWriter::UpdateOf(const std::vector<Updated>& updated, const Rates& rates) {
+  const OptimizerUpdate update = DescribeUpdate(rates.group.optimizer);
+  std::vector<Value*> inputs = {rates.coefficients, rates.step, rates.scale};
+  for (const Updated& one : updated) inputs.push_back(one.parameter);
+  for (const Updated& one : updated) inputs.push_back(one.gradient);
   for (const OptimizerState& state : update.states) {
-    for (const Value* parameter : parameters) {
-      const Tensor& like = *graph_.Initializer(parameter);
+    for (const Updated& one : updated) {
       const bool is_scalar = state.scalar != DType::kUndefined;
-      inputs.push_back(State("optimizer." + state.name, parameter,
-                             is_scalar ? Shape{} : like.shape(),
-                             is_scalar ? state.scalar : like.dtype(), state.initial));
+      inputs.push_back(State("optimizer." + state.name, one.name, is_scalar ? Shape{} : one.shape,
+                             is_scalar ? state.scalar : one.dtype, state.initial));
     }
   }
   AttributeMap attributes = update.coefficients;
-  attributes["count"] = static_cast<int64_t>(parameters.size());
+  attributes["count"] = static_cast<int64_t>(updated.size());
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
   if (!options_.fed_coefficients.empty()) {
     attributes["fed"] = options_.fed_coefficients;
-    attributes["first"] = static_cast<int64_t>(group.row * options_.fed_coefficients.size());
+    attributes["first"] = static_cast<int64_t>(rates.group.row * options_.fed_coefficients.size());
   }
-  Act(update.op_type, inputs, std::move(attributes),
-      static_cast<int>(parameters.size() * (1 + update.states.size())));
+  return Act(update.op_type, inputs, std::move(attributes),
+             static_cast<int>(updated.size() * (1 + update.states.size())));
 }
 
 void UpdateWriter::Update(const std::vector<Value*>& gradients) {
@@ -204,11 +241,86 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           ? graph_.AddInput(kLearningRateInput, ValueType::Tensor(DType::kFloat64, Shape{}))
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
   if (rank_share_ != nullptr) step = collectives_.Agreed(step);
   if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
-  Value* scale = Scale(gradients);
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
-  for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
+  if (buckets_.empty()) {
+    for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
+  }
+  for (const Bucket& bucket : buckets_) UpdateBucket(bucket, coefficients, step, scale);
+  collectives_.FinishGather();
+}
+
+// --- sharded state ---
+
+Status UpdateWriter::CheckSharding(const StepOptions& options) {
+  std::vector<Optimizer> optimizers = {options.optimizer};
+  for (const ParameterGroup& group : options.groups)
+    optimizers.push_back(ForGroup(options.optimizer, group));
+  for (const Optimizer& optimizer : optimizers) {
+    const OptimizerUpdate update = DescribeUpdate(optimizer);
+    const bool by_element =
+        !update.op_type.empty() && update.op_type != "LambUpdate" &&
+        std::none_of(update.states.begin(), update.states.end(),
+                     [](const auto& state) { return state.scalar != DType::kUndefined; });
+    if (by_element) continue;
+    return Unsupported(
+        "shard: the state of Adafactor, ASGD, Lamb, Muon and NAdam belongs to whole parameters and "
+        "cannot be divided; take another optimizer, or shard = 0");
+  }
+  if (!options.keep_gradients) return {};
+  return Unsupported(
+      "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
+}
+
+void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
+  const std::vector<Group> groups = Groups();
+  std::vector<Value*> trained(gradients.begin(), gradients.begin() + program_.trained);
+  for (size_t i = 0; i < trained.size(); ++i)
+    trained[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
+  std::vector<int> kinds(trained.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const int member : groups[g].members) kinds[member] = static_cast<int>(g);
+  }
+  std::vector<std::vector<Value*>> values;
+  std::vector<BucketLayout> layouts;
+  for (const auto& indices : collectives_.Buckets(trained, kinds, options_.bucket_bytes)) {
+    Group group = groups[kinds[indices.front()]];
+    group.members = indices;
+    std::vector<std::string> names;
+    std::vector<int64_t> elements;
+    values.emplace_back();
+    for (const int i : indices) {
+      names.push_back(program_.parameters[i]);
+      elements.push_back(graph_.Initializer(graph_.FindValue(names.back()))->elements());
+      values.back().push_back(trained[i]);
+    }
+    const DType dtype = trained[indices.front()]->dtype();
+    layouts.emplace_back(std::move(elements), dtype, options_.shard_ranks);
+    std::vector<std::string> states;
+    for (const OptimizerState& state : DescribeUpdate(group.optimizer).states)
+      states.push_back("optimizer." + state.name);
+    const int shard = static_cast<int>(program_.shards.size());
+    program_.shards.push_back({"caesura.bucket_" + std::to_string(shard), std::move(names),
+                               std::move(states), dtype, layouts.back()});
+    buckets_.push_back({shard, std::move(group), nullptr});
+  }
+  const std::vector<Value*> parts = collectives_.ReduceScatter(values, layouts);
+  for (size_t b = 0; b < parts.size(); ++b) buckets_[b].gradient = parts[b];
+}
+
+void UpdateWriter::UpdateBucket(const Bucket& bucket, Value* coefficients, Value* step,
+                                Value* scale) {
+  const ParameterShard& shard = program_.shards[bucket.shard];
+  std::vector<Value*> parameters;
+  for (const std::string& name : shard.members) parameters.push_back(graph_.FindValue(name));
+  Value* part = collectives_.OwnPart(parameters, shard.layout);
+  const Rates rates{bucket.group, CoefficientsOf(bucket.group, coefficients), step, scale};
+  const Updated updated{part, bucket.gradient, shard.name, shard.dtype, Shape{shard.layout.part()}};
+  Node* node = UpdateOf({updated}, rates);
+  node->output(0)->set_type(part->type());
+  collectives_.AllGather(node->output(0), parameters, shard.layout);
 }
 
 }  // namespace caesura

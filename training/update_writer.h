@@ -17,6 +17,9 @@ class UpdateWriter {
   UpdateWriter(Graph& graph, const StepOptions& options, StepProgram& program)
       : graph_(graph), options_(options), program_(program) {}
 
+  // kUnsupported where the options do not allow that each rank updates its part of a bucket only.
+  static Status CheckSharding(const StepOptions& options);
+
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
   // Then the writes of Accumulate and Update wait until these are known to be finite. To be called
@@ -24,11 +27,14 @@ class UpdateWriter {
   void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
   // The gradient as the caller shall see it.
   Value* Handed(Value* gradient);
+  // Leaves this rank its parts of the sums of the gradients over all ranks, for the calls below.
+  void ReduceParts(const std::vector<Value*>& gradients);
   // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
   // later steps read, as the step ends with an update.
   void Accumulate(std::vector<Value*>& gradients, bool apart);
-  // Sums the gradients over all ranks, takes the mean of their losses, and rank 0's statistics.
-  // Update's writes then wait until all ranks have them. To be called before it.
+  // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them),
+  // takes the mean of their losses, and rank 0's statistics. Update's writes then wait until all
+  // ranks have them. To be called before it.
   void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
@@ -46,16 +52,38 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
+  // The sum of a gradient and those of earlier micro-steps.
+  Value* Accumulated(const std::string& name, Value* gradient, Value* reset, bool apart);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
   // `value`, once what RequireFinite was given is known to be finite.
   Value* Checked(Value* value);
+  // A tensor that an update op changes, and the name that its state goes by.
+  struct Updated {
+    Value *parameter, *gradient;
+    std::string name;
+    DType dtype;
+    Shape shape;
+  };
+  // A bucket of which each rank updates its part.
+  struct Bucket {
+    int shard;  // of the program
+    Group group;
+    Value* gradient;  // of the rank's part
+  };
   std::vector<Group> Groups() const;
+  // The global norm; of buckets, over the parts of all ranks.
+  Value* Norm(const std::vector<Value*>& gradients);
   Value* Scale(const std::vector<Value*>& gradients);
+  // With the group's learning rate.
+  Value* CoefficientsOf(const Group& group, Value* coefficients);
   void UpdateGroup(const Group& group, const std::vector<Value*>& gradients, Value* coefficients,
                    Value* step, Value* scale);
-  Value* State(const std::string& name, const Value* parameter, const Shape& shape, DType dtype,
-               double initial = 0);
+  // The update op of these. Its first outputs are the parameters.
+  Node* UpdateOf(const std::vector<Updated>& updated, const Rates& rates);
+  void UpdateBucket(const Bucket& bucket, Value* coefficients, Value* step, Value* scale);
+  Value* State(const std::string& name, const std::string& parameter, const Shape& shape,
+               DType dtype, double initial = 0);
   // A node of ONNX after the backward part.
   Value* Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
             AttributeMap attributes = {});
@@ -81,6 +109,7 @@ class UpdateWriter {
   Value* inverse_scale_ = nullptr;  // of the loss
   Value* rank_share_ = nullptr;     // where several ranks sum their gradients
   CollectiveWriter collectives_{graph_, options_.collective_provider};
+  std::vector<Bucket> buckets_;
   Value* norm_ = nullptr;  // of the gradients, where they must be finite
   Value* loss_ = nullptr;  // likewise
 };

@@ -26,6 +26,8 @@ class RunCollectives {
   RunCollectives(const RunCollectives&) = delete;
   RunCollectives& operator=(const RunCollectives&) = delete;
 
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
   Status Start(int64_t number, const Collective& collective);
   Status Wait(int64_t number);
   // A number that Agree sums over all ranks.

@@ -198,6 +198,34 @@ def sessions(rank, path):
     return True
 
 
+def shards(rank, path):
+    """Divided optimizer state gives what undivided state gives; the checkpoint of all ranks is read by one."""
+    trained = {}
+    for shard in (0, 1):
+        session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, shard=shard)
+        told = session.memory
+        losses = [session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, rank, step))))) for step in range(4)]
+        trained[shard] = losses, torch.from_numpy(session.parameters()["w"]), told
+    assert trained[0][0] == trained[1][0]
+    assert torch.equal(trained[0][1], trained[1][1])  # a sum of two has one order
+    same_on_all_ranks([trained[1][1]])
+    assert trained[0][2]["optimizer_state"] == 2 * trained[0][2]["parameters"]
+    assert trained[1][2]["optimizer_state"] <= trained[0][2]["optimizer_state"] // 2 + 256
+    with pytest.raises(NotImplementedError, match="Save gathers it"):
+        session.set_parameter("optimizer.exp_avg.w", trained[1][1].numpy())
+    session.save(path + ".ckpt", {"epoch": 3})
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    for one in (caesura.TrainingSession(path, optimizer="adamw", process_group=alone, shard=1),
+                caesura.TrainingSession(path, optimizer="adamw", shard=1)):
+        assert one.restore(path + ".ckpt") == {"epoch": 3}
+        assert one.updates == 4 and torch.equal(torch.from_numpy(one.parameters()["w"]), trained[1][1])
+    with pytest.raises(ValueError, match="Restore the last checkpoint"):
+        session.regroup(alone)
+    with pytest.raises(NotImplementedError, match="fully_shard"):
+        caesura.TrainingSession(path, shard=3)
+    return True
+
+
 def suite(rank):
     """The checks that every communicator passes (tests/core/distributed/communicator_suite.h)."""
     torch_kernels.load()
@@ -283,7 +311,8 @@ def test_sessions(tmp_path):
                               [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])], [numpy_helper.from_array(weight, "w")])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
-    run_ranks(2, sessions, str(tmp_path / "net.onnx"))
+    for body in (sessions, shards):
+        run_ranks(2, body, str(tmp_path / "net.onnx"))
 
 
 def test_survivors_go_on():

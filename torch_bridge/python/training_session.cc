@@ -99,6 +99,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     if (!communicator.is_none())
       options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
+  if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
   if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
@@ -303,6 +304,15 @@ void BindTraining(nb::module_& m) {
            })
       .def("draw_next_by", &TrainingSession::DrawNextBy)
       .def_prop_ro("updates", &TrainingSession::updates)
+      .def_prop_ro("memory",
+                   [](const TrainingSession& session) {
+                     const RankMemory memory = session.MemoryOfRank();
+                     nb::dict out;
+                     out["parameters"] = memory.parameters;
+                     out["gradients"] = memory.gradients;
+                     out["optimizer_state"] = memory.optimizer_state;
+                     return out;
+                   })
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate,
                    &TrainingSession::set_learning_rate)
@@ -310,7 +320,12 @@ void BindTraining(nb::module_& m) {
           "save",
           [](const TrainingSession& session, const std::string& path,
              std::map<std::string, Checkpoint::Property> properties) {
-            Check(session.Save(path, std::move(properties)), /*of_file=*/true);
+            Status saved;
+            {
+              nb::gil_scoped_release release;
+              saved = session.Save(path, std::move(properties));
+            }
+            Check(saved, /*of_file=*/true);
           },
           nb::arg("path"), nb::arg("properties") = std::map<std::string, Checkpoint::Property>())
       .def("restore",

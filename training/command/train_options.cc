@@ -127,6 +127,13 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->capture_default_str()
       ->group(group);
   AddPlacementOptions(app, o, group);
+  app.add_option(
+         "--shard", o->shard,
+         "With several processes: 1 divides the optimizer state among them, 2 also accumulated "
+         "gradients")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str()
+      ->group(group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
@@ -356,6 +363,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.threads = options.threads;
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
+  out.shard = options.shard;
   out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }

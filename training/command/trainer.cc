@@ -58,6 +58,9 @@ Status Trainer::Prepare() {
     return InvalidArgument("--record needs --refuse-nonfinite");
   if (!options_.snapshot_on.empty() && options_.checkpoint.empty())
     return InvalidArgument("--snapshot-on needs --checkpoint");
+  if (options_.shard > 0 && !options_.best.empty())
+    return InvalidArgument(
+        "--best: with --shard all ranks save together, and only rank 0 validates");
   RETURN_IF_ERROR(JoinRanks());
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
   ASSIGN_OR_RETURN(Model model,
@@ -181,6 +184,17 @@ Status Trainer::OpenLog() {
   return {};
 }
 
+void Trainer::PrintRanks() const {
+  constexpr double kMiB = 1 << 20;
+  const RankMemory memory = session_->MemoryOfRank();
+  std::printf(
+      "; %d ranks, each with %.1f MiB (parameters %.1f, gradients %.1f, optimizer state %.1f) and "
+      "activations",
+      ranks_->size(), static_cast<double>(memory.total()) / kMiB,
+      static_cast<double>(memory.parameters) / kMiB, static_cast<double>(memory.gradients) / kMiB,
+      static_cast<double>(memory.optimizer_state) / kMiB);
+}
+
 void Trainer::PrintHead() {
   if (!is_first_rank_) return;
   size_t values = 0;
@@ -191,7 +205,7 @@ void Trainer::PrintHead() {
               values, session_->ParameterNames().size(),
               static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
-  if (ranks_ != nullptr) std::printf("; %d ranks", ranks_->size());
+  if (ranks_ != nullptr) PrintRanks();
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
   if (session_->suspended() || first_ > 0) {
     std::printf("\ngoing on %s update %lld", session_->suspended() ? "in the middle of" : "after",
@@ -267,7 +281,7 @@ Status Trainer::Validate() {
 }
 
 Status Trainer::Save(const std::string& path) const {
-  if (!is_first_rank_) return {};
+  if (!is_first_rank_ && options_.shard == 0) return {};
   if (log_ != nullptr) std::fflush(log_.get());  // the log reaches as far as the checkpoint
   auto properties = RunFacts(options_, data_);
   properties["best_loss"] = best_loss_;

@@ -42,6 +42,7 @@ class Trainer {
   Status CutLog() const;
   Status OpenLog();
   void PrintHead();
+  void PrintRanks() const;
   // The batches of one update; the mean of their losses.
   Result<double> Update();
   Status Record(const NamedValues& feeds, const Status& refused);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/kernels/spec/collectives.h"
+#include "core/kernels/spec/shards.h"
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/conv/kernel_list.h"
 #include "training/kernels/elementwise/kernel_list.h"
@@ -35,6 +36,7 @@ void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterImageGradKernels(registry);
   RegisterOptimizerKernels(registry);
   RegisterCollectives(registry, CopyOnHost);
+  RegisterShards(registry);
 }
 
 }  // namespace caesura

@@ -298,11 +298,23 @@ std::vector<OpSchemaSpec> Steps() {
   OpSchemaSpec agree = Spec("AgreeToCommit", 1, INT_MAX, 1, {0});
   for (OpSchemaSpec* spec : {&start, &wait, &agree}) spec->is_deterministic = false;
   start.infer = wait.infer = SameTypes;
+  OpSchemaSpec scatter = Spec("ReduceScatterStart", 1, INT_MAX, INT_MAX, {});
+  OpSchemaSpec scattered = Spec("ReduceScatterWait", 3, INT_MAX, 1, {0});
+  OpSchemaSpec own = Spec("OwnPart", 1, INT_MAX, 1, {});
+  OpSchemaSpec gather = Spec("AllGatherStart", 1, 1, 1, {});
+  OpSchemaSpec gathered = Spec("AllGatherWait", 3, INT_MAX, INT_MAX, {});
+  for (OpSchemaSpec* spec : {&scatter, &scattered, &own, &gather, &gathered})
+    spec->is_deterministic = false;
   std::vector<OpSchemaSpec> out = {
       std::move(yield),
       std::move(start),
       std::move(wait),
       std::move(agree),
+      std::move(scatter),
+      std::move(scattered),
+      std::move(own),
+      std::move(gather),
+      std::move(gathered),
       std::move(norm),
       Spec("InPlaceAccumulator", 3, 3, 1, {0}),
       Spec("AccumulatedSum", 3, 3, 1, {0}),

@@ -101,9 +101,19 @@
 //     read before the CollectiveWait of the same attribute `number`. Attribute kind: "all_reduce"
 //     (sums) or "broadcast" (from rank 0)
 // CollectiveWait (values'...) -> results...   in place. Fails with RANK_FAILURE where a rank is
-// lost AgreeToCommit (value, awaited...) -> value'   value' = value, a copy, once all ranks have
-// all
+//     lost
+// AgreeToCommit (value, awaited...) -> value'   value' = value, a copy, once all ranks have all
 //     results; what is awaited is not read
+// ReduceScatterStart (gradients...) -> part, values'..., padding   starts the sum of a bucket over
+//     all ranks, of which each gets its part (core/distributed/bucket_layout.h), one dimension;
+//     values' and padding lie in one block. Attributes number, as above, and ranks
+// ReduceScatterWait (part, values'..., padding) -> part'   in place; attributes likewise
+// OwnPart (tensors...) -> part   the rank's part of a bucket, a copy; zeros where it is padding.
+//     Attribute ranks
+// AllGatherStart (part) -> parts   starts the exchange of all ranks' parts, in the order of ranks.
+//     Attributes number and ranks
+// AllGatherWait (parts, part, tensors...) -> tensors'...   the tensors that the parts are of, in
+//     place; attributes likewise
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an
 //     output: SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate,
 //     AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate

@@ -46,6 +46,18 @@ def test_a_run_goes_on_with_another_number_of_ranks(classifier):  # noqa: F811
             np.testing.assert_allclose(parts[name], straight[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_a_run_with_divided_state_goes_on_with_another_number_of_ranks(classifier):  # noqa: F811
+    run(*_arguments(classifier, "straight", "--steps", "40", "--clip", "1"))
+    for ranks, shard, steps in ((4, 1, 15), (1, 0, 20), (2, 1, 30), (4, 0, 40)):
+        done = run(*_arguments(classifier, "parts", "--steps", steps, "--clip", "1", "--resume", "--nproc", ranks, "--shard", shard),
+                   **AS_ROOT)
+        assert ranks == 1 or f"; {ranks} ranks, each with " in done.stdout
+    straight, parts = (safetensors.numpy.load_file(classifier / name) for name in ("straight", "parts"))
+    assert straight.keys() == parts.keys()
+    for name in straight:
+        np.testing.assert_allclose(parts[name], straight[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_a_signal_stops_all_ranks_after_one_update(classifier):  # noqa: F811
     command = [COMMAND, *map(str, _arguments(classifier, "c", "--steps", "1000000", "--nproc", "2"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

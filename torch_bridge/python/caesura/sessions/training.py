@@ -63,6 +63,8 @@ class TrainingSession(FallsBack):
         process_group: the ranks that train together, a process group of torch.distributed. Each gives its own part of a
             batch to step(), updates go by the mean gradient of all, and step() returns the mean of their losses. All
             ranks begin with the parameters of rank 0. None: the default group, where one is initialised.
+        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
+            stay those of 0. 2 divides accumulated gradients, too. All ranks then call save().
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
@@ -89,7 +91,7 @@ class TrainingSession(FallsBack):
                  commit: str = "late", undo: bool = False, on_failure: str = "stop",
                  retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
-                 total_steps: int = 0, warmup_steps: int = 0, process_group=None,
+                 total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
@@ -103,7 +105,7 @@ class TrainingSession(FallsBack):
             "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
-            "communicator": communicator(process_group),
+            "communicator": communicator(process_group), "shard": shard,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
         })
 
@@ -300,6 +302,13 @@ class TrainingSession(FallsBack):
         return self._session.updates
 
     @property
+    def memory(self) -> dict:
+        """The bytes that this rank keeps, known before the first step: "parameters", "gradients" and "optimizer_state".
+        Activations are not among them.
+        """
+        return self._session.memory
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the loss in the backward; 1 except with precision="fp16"."""
         return self._session.loss_scale
@@ -330,7 +339,7 @@ class TrainingSession(FallsBack):
 
     def save(self, path, properties: Optional[dict] = None) -> None:
         """Writes a checkpoint (safetensors) with parameters, optimizer state, counters, and the step that waits. A crash
-        leaves the old one or the new.
+        leaves the old one or the new. With shard=1 all ranks call it, and rank 0 writes the file.
 
         Args:
             path: the file.

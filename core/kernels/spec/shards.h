@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// ReduceScatterStart, ReduceScatterWait, OwnPart, AllGatherStart, AllGatherWait: a bucket of
+// tensors of which each rank keeps and updates one part (core/distributed/bucket_layout.h). In host
+// memory.
+#ifndef CAESURA_CORE_KERNELS_SPEC_SHARDS_H_
+#define CAESURA_CORE_KERNELS_SPEC_SHARDS_H_
+
+#include "core/kernels/kernel_registry.h"
+
+namespace caesura {
+
+void RegisterShards(KernelRegistry& registry);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_KERNELS_SPEC_SHARDS_H_

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/node_order.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace caesura {
+
+bool SortNodes(Graph& graph, const std::unordered_map<const Node*, int>& keys) {
+  std::vector<std::pair<int, const Node*>> keyed;
+  for (const auto& node : graph.nodes()) keyed.emplace_back(keys.at(node.get()), node.get());
+  const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
+  if (std::is_sorted(keyed.begin(), keyed.end(), before)) return false;
+  std::stable_sort(keyed.begin(), keyed.end(), before);
+  std::vector<const Node*> order;
+  for (const auto& [key, node] : keyed) order.push_back(node);
+  graph.Reorder(order);
+  return true;
+}
+
+}  // namespace caesura
