@@ -4,6 +4,7 @@
 #define CAESURA_CORE_KERNELS_CUDA_CUDA_KERNEL_H_
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 
@@ -25,6 +26,28 @@ inline CudaGrid GridOver(const CudaDevice& device, int64_t n) {
   return {static_cast<unsigned>(std::clamp<int64_t>((n + kThreads - 1) / kThreads, 1, most)),
           kThreads};
 }
+
+// The arguments of one launch, collected without an allocation.
+class CudaArguments {
+ public:
+  // An address in the device's memory.
+  void AddPointer(const void* pointer) {
+    pointers_[count_] = pointer;
+    addresses_[count_] = &pointers_[count_];
+    ++count_;
+  }
+  // The bytes at `value`, which stays where it is until the launch returns.
+  void Add(const void* value) { addresses_[count_++] = const_cast<void*>(value); }
+  void** addresses() { return addresses_.data(); }
+
+  // A kernel takes 4096 bytes of arguments.
+  static constexpr size_t kMost = 512;
+
+ private:
+  std::array<const void*, kMost> pointers_;
+  std::array<void*, kMost> addresses_;
+  size_t count_ = 0;
+};
 
 // Thread safety: Launch from any thread. Copies share the device.
 class CudaKernel {

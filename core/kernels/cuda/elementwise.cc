@@ -75,21 +75,18 @@ Status CreateElementwise(KernelInfo& info, const CudaDevicePtr& device) {
   ASSIGN_OR_RETURN(const CudaKernel kernel,
                    CudaKernel::Make(device, Source(walk, dtypes, dtype, *expression), "elementwise",
                                     GridOver(*device, walk.elements)));
-  info.SetCompute([kernel, dtypes, numbers = std::move(numbers),
-                   n = walk.elements](KernelContext& context) mutable {
-    std::vector<const void*> pointers;
-    for (size_t i = 0; i < dtypes.size(); ++i) {
-      if (dtypes[i] != DType::kUndefined)
-        pointers.push_back(context.Input<void>(static_cast<int>(i)));
-    }
-    pointers.push_back(context.Output<void>(0));
-    int64_t count = n;
-    std::vector<void*> arguments;
-    for (const void*& pointer : pointers) arguments.push_back(&pointer);
-    arguments.push_back(&count);
-    arguments.push_back(numbers.data());
-    return kernel.LaunchWith(arguments.data());
-  });
+  info.SetCompute(
+      [kernel, dtypes, numbers = std::move(numbers), n = walk.elements](KernelContext& context) {
+        CudaArguments arguments;
+        for (size_t i = 0; i < dtypes.size(); ++i) {
+          if (dtypes[i] != DType::kUndefined)
+            arguments.AddPointer(context.Input<void>(static_cast<int>(i)));
+        }
+        arguments.AddPointer(context.Output<void>(0));
+        arguments.Add(&n);
+        arguments.Add(numbers.data());
+        return kernel.LaunchWith(arguments.addresses());
+      });
   return {};
 }
 

@@ -226,27 +226,23 @@ Status CudaRows::Create(KernelInfo& info, const CudaDevicePtr& device) {
 }
 
 Status CudaRows::Run(KernelContext& context) const {
-  std::vector<void*> pointers;
-  for (int i : group_.reads) pointers.push_back(const_cast<void*>(context.Input<void>(i)));
+  CudaArguments arguments;
+  for (int i : group_.reads) arguments.AddPointer(context.Input<void>(i));
   // Parameters stand in the order of the outputs, sums among them.
   auto sum = sums_.begin();
   auto written = outputs_.begin();
   while (sum != sums_.end() || written != outputs_.end()) {
     const bool next_is_sum =
         written == outputs_.end() || (sum != sums_.end() && sum->output < *written);
-    pointers.push_back(next_is_sum ? context.Scratch<void>((sum++)->scratch)
-                                   : context.Output<void>(*written++));
+    arguments.AddPointer(next_is_sum ? context.Scratch<void>((sum++)->scratch)
+                                     : context.Output<void>(*written++));
   }
-  int64_t rows = rows_, columns = columns_, parts = parts_;
-  std::vector<int64_t> walk = walk_;
-  std::vector<void*> arguments;
-  for (void*& pointer : pointers) arguments.push_back(&pointer);
-  arguments.insert(arguments.end(), {&rows, &columns, walk.data()});
-  RETURN_IF_ERROR(kernel_->LaunchWith(arguments.data()));
+  for (const int64_t* number : {&rows_, &columns_, static_cast<const int64_t*>(walk_.data())})
+    arguments.Add(number);
+  RETURN_IF_ERROR(kernel_->LaunchWith(arguments.addresses()));
   for (const Sum& of_rows : sums_) {
-    void *part = context.Scratch<void>(of_rows.scratch), *y = context.Output<void>(of_rows.output);
-    void* of_sum[] = {&part, &y, &parts, &columns};
-    RETURN_IF_ERROR(of_rows.finish.LaunchWith(of_sum));
+    RETURN_IF_ERROR(of_rows.finish.Launch(context.Scratch<void>(of_rows.scratch),
+                                          context.Output<void>(of_rows.output), parts_, columns_));
   }
   return {};
 }

@@ -89,7 +89,7 @@ Status CreateGlobalNorm(KernelInfo& info, const CudaDevicePtr& device) {
       [squares = std::move(squares), root, parts, scratch](KernelContext& context) -> Status {
         double* sums = context.Scratch<double>(scratch);
         for (const SquaresOf& of : squares) {
-          std::vector<int64_t> table = of.table.Argument(
+          CudaTensorTable::Words table = of.table.Argument(
               [&](int tensor, int) { return context.Input<void>(of.inputs[tensor]); });
           double* to = sums + of.first;
           void* arguments[] = {table.data(), &to};

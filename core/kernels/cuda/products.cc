@@ -31,10 +31,12 @@ class Fill {
   }
 
   Status Run(const void* c, void* y) const {
-    int64_t n = elements_;
-    std::vector<int64_t> walk = walk_;
-    void* arguments[] = {&c, &y, &n, walk.data()};
-    return kernel_.LaunchWith(arguments);
+    CudaArguments arguments;
+    arguments.AddPointer(c);
+    arguments.AddPointer(y);
+    arguments.Add(&elements_);
+    arguments.Add(walk_.data());
+    return kernel_.LaunchWith(arguments.addresses());
   }
 
  private:

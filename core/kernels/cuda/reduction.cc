@@ -74,12 +74,14 @@ Status SetReduction(KernelInfo& info, const CudaDevicePtr& device, const Merge& 
   }
   info.SetCompute([kernel, outputs = kept.elements, n = under.elements, kept = kept.Numbers(),
                    under = under.Numbers()](KernelContext& context) {
-    const void* x = context.Input<void>(0);
-    void* y = context.Output<void>(0);
-    int64_t count[] = {outputs, n};
-    std::vector<int64_t> of_kept = kept, of_under = under;
-    void* arguments[] = {&x, &y, &count[0], &count[1], of_kept.data(), of_under.data()};
-    return kernel.LaunchWith(arguments);
+    CudaArguments arguments;
+    arguments.AddPointer(context.Input<void>(0));
+    arguments.AddPointer(context.Output<void>(0));
+    arguments.Add(&outputs);
+    arguments.Add(&n);
+    arguments.Add(kept.data());
+    arguments.Add(under.data());
+    return kernel.LaunchWith(arguments.addresses());
   });
   return {};
 }

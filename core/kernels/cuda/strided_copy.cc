@@ -43,12 +43,12 @@ Result<CudaStridedCopy> CudaStridedCopy::Make(const KernelInfo& info, const Cuda
 
 Status CudaStridedCopy::Run(const void* from, void* to) const {
   if (elements_ == 0) return {};
-  from = static_cast<const char*>(from) + from_;
-  to = static_cast<char*>(to) + to_;
-  int64_t n = elements_;
-  std::vector<int64_t> walk = walk_;
-  void* arguments[] = {&from, &to, &n, walk.data()};
-  return kernel_->LaunchWith(arguments);
+  CudaArguments arguments;
+  arguments.AddPointer(static_cast<const char*>(from) + from_);
+  arguments.AddPointer(static_cast<const char*>(to) + to_);
+  arguments.Add(&elements_);
+  arguments.Add(walk_.data());
+  return kernel_->LaunchWith(arguments.addresses());
 }
 
 }  // namespace caesura

@@ -2,15 +2,9 @@
 #include "core/kernels/cuda/tensor_table.h"
 
 namespace caesura {
-namespace {
-
-constexpr int kTableBytes = 3072;  // of the 4096 that a kernel's arguments may have
-
-}  // namespace
 
 int CudaTensorTable::MostTensors(int addresses) {
-  constexpr int kWord = sizeof(int64_t);
-  return (kTableBytes / kWord - 2) / (2 + addresses);
+  return (static_cast<int>(std::tuple_size_v<Words>) - 2) / (2 + addresses);
 }
 
 std::vector<CudaTensorTable> CudaTensorTable::Make(const std::vector<int64_t>& elements,
@@ -21,7 +15,6 @@ std::vector<CudaTensorTable> CudaTensorTable::Make(const std::vector<int64_t>& e
     if (elements[i] == 0) continue;
     if (out.empty() || static_cast<int>(out.back().tensors_.size()) == most) {
       out.emplace_back().addresses_ = addresses;
-      out.back().numbers_.assign(2 + static_cast<size_t>(2 + addresses) * most, 0);
     }
     CudaTensorTable& table = out.back();
     const size_t place = 2 + table.tensors_.size();

@@ -5,6 +5,7 @@
 #ifndef CAESURA_CORE_KERNELS_CUDA_TENSOR_TABLE_H_
 #define CAESURA_CORE_KERNELS_CUDA_TENSOR_TABLE_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@ namespace caesura {
 class CudaTensorTable {
  public:
   static constexpr int64_t kChunk = 2048;
+  // `struct Table`, or more than it: 3072 bytes, of the 4096 that a kernel's arguments may have.
+  using Words = std::array<int64_t, 384>;
 
   // Tables for tensors of these sizes with `addresses` each, in their order: as many as it takes,
   // since a kernel's arguments are of limited size. Empty tensors are in none.
@@ -29,8 +32,8 @@ class CudaTensorTable {
   // The argument with the addresses: address_of(tensor, k) is address `k` of a tensor, by its place
   // among `elements`.
   template <typename AddressOf>
-  std::vector<int64_t> Argument(const AddressOf& address_of) const {
-    std::vector<int64_t> out = numbers_;
+  Words Argument(const AddressOf& address_of) const {
+    Words out = numbers_;
     for (int k = 0; k < addresses_; ++k) {
       for (size_t t = 0; t < tensors_.size(); ++t) {
         const void* address = address_of(tensors_[t], k);
@@ -48,7 +51,7 @@ class CudaTensorTable {
 
   int addresses_ = 0;
   std::vector<int> tensors_;
-  std::vector<int64_t> numbers_;  // the argument, without addresses
+  Words numbers_ = {};  // the argument, without addresses
 };
 
 }  // namespace caesura

@@ -114,7 +114,7 @@ Status CreateUpdate(KernelInfo& info, const CudaDevicePtr& device) {
     for (size_t t = 0; t < tables.size(); ++t) {
       const void *rates = context.Input<void>(0), *number = context.Input<void>(1),
                  *scale = context.Input<void>(2);
-      std::vector<int64_t> table = tables[t].Argument(address_of);
+      CudaTensorTable::Words table = tables[t].Argument(address_of);
       Numbers of_step = numbers;
       unsigned* cell = error;
       unsigned wrong = wrong_step;
