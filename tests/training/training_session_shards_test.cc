@@ -313,8 +313,12 @@ TEST(Shards, AStepThatFailsBeforeTheAgreementChangesNothingAndIsDoneAgain) {
 }
 
 // Rank 1 fails at each of its kernels in turn. Each rank has changed nothing, or has done the step,
-// or says that it is lost; the two go on only where both have done the same.
-TEST(Shards, NoMixtureAfterAFailureAnywhere) {
+// or says that it is lost, which undo rules out; the two go on only where both have done the same.
+class ShardFailures : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Undo, ShardFailures, ::testing::Bool());
+
+TEST_P(ShardFailures, LeaveNoMixture) {
+  const bool undo = GetParam();
   const RealModel real = Mlp();
   int calls = 1, gone_on = 0, refused = 0;
   for (int k = 0; k < calls; ++k) {
@@ -329,6 +333,7 @@ TEST(Shards, NoMixtureAfterAFailureAnywhere) {
       const auto session = RankSession(real, c, [&](TrainingOptions& options) {
         options.shard = 1;
         options.providers = {provider};
+        options.undo = undo;
       });
       const NamedValues batch = PartOf(kModels[0].batch(2), c);
       ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
@@ -339,6 +344,7 @@ TEST(Shards, NoMixtureAfterAFailureAnywhere) {
       const auto loss = session->Step(batch);
       provider->FailAt(-1);
       const bool lost = !loss.ok() && loss.status().message().find("lost") != std::string::npos;
+      EXPECT_FALSE(undo && lost) << loss.status().ToString();
       EXPECT_TRUE(loss.ok() || lost || SameBits(ParametersOf(*session), before));
       regrouped[c.rank()] = session->Regroup(
           std::shared_ptr<Communicator>(again[c.rank()].get(), [](Communicator*) {}));
