@@ -12,6 +12,8 @@
 #include <mutex>
 #include <optional>
 
+#include "torch_bridge/autograd_node.h"
+
 namespace caesura::torch {
 namespace {
 
@@ -132,7 +134,7 @@ class CapturedCall::BackwardPart : public ::torch::autograd::Node {
 
 void CapturedCall::Connect(::torch::autograd::Node& node, at::TensorList tensors) {
   static const at::Tensor* const kToken = new at::Tensor(BackwardRun::Pack(nullptr));
-  c10::intrusive_ptr<BackwardPart> next;
+  NodePtr<BackwardPart> next;
   for (size_t part = members_.size(); part-- > 0;) {
     ::torch::autograd::edge_list edges;
     for (int64_t i : members_[part]) {
@@ -142,8 +144,7 @@ void CapturedCall::Connect(::torch::autograd::Node& node, at::TensorList tensors
     }
     if (next) edges.emplace_back(std::move(next), 0);
     if (part == 0) return node.set_next_edges(std::move(edges));
-    next = c10::make_intrusive<BackwardPart>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this),
-                                             part);
+    next = MakeNode<BackwardPart>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this), part);
     next->set_next_edges(std::move(edges));
     next->add_input_metadata(*kToken);
   }
@@ -347,9 +348,9 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     TORCH_CHECK_NOT_IMPLEMENTED(!::torch::autograd::isFwGradDefined(tensor),
                                 "caesura: a captured graph has no forward-mode derivatives");
   }
-  c10::intrusive_ptr<Backward> node;
+  NodePtr<Backward> node;
   if (backward_ && at::GradMode::is_enabled()) {
-    node = c10::make_intrusive<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
+    node = MakeNode<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
   }
   std::optional<at::Tensor> random;
   if (node && random_) {

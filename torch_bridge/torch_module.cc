@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "torch_bridge/autograd_node.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/gradient/training_mode.h"
 #include "training/step_program.h"
@@ -214,7 +215,7 @@ std::vector<::torch::Tensor> Module::Differentiable(
     if (!state.is_parameter && is_training()) sources.erase(state.name);
   }
   const std::vector<int> taking = program.differentiable_outputs();
-  auto node = c10::make_intrusive<Backward>(std::move(run), taking, sources);
+  auto node = MakeNode<Backward>(std::move(run), taking, sources);
   node->set_next_edges(::torch::autograd::collect_next_edges(differentiated));
   for (int i : taking) ::torch::autograd::set_history(outputs[i], node);
   return outputs;

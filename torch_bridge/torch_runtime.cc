@@ -8,6 +8,8 @@
 // Neither tells types of inputs and outputs: the node states them. A package does not even check
 // them: they must be those that it was compiled for. Outputs are called "output", or "output_0" and
 // so on where there are several; so are a package's inputs, "input" or "input_0" and so on.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "core/plugin/caesura_op.hpp"

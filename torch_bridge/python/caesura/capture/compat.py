@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-SEEN = ("2.13.0",)
+SEEN = ("2.13.0", "2.14.1")
 
 # By the name that other modules import here.
 _PRIVATE = {
