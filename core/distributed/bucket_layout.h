@@ -12,6 +12,8 @@
 
 namespace caesura {
 
+// Offsets in elements. It never changes, so any thread may read it. Equal tensors, dtypes and
+// numbers of ranks give equal layouts.
 class BucketLayout {
  public:
   // Elements [first, last) of a tensor, which lie from element `at` of the rank's part on.
