@@ -54,7 +54,7 @@ struct StepOptions : TrainableOptions {
   // Where several ranks train together: a bucket of gradients that they sum is closed at this many
   // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
   int64_t bucket_bytes = 0;
-  // Where each rank keeps the optimizer state of its part of each bucket only: the number of ranks.
+  // The number of ranks, if each keeps the optimizer state of only its part of each bucket.
   // 0: each keeps all of it.
   int shard_ranks = 0;
   // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates

@@ -74,7 +74,7 @@ struct TrainingOptions {
   // Gradients are summed over the ranks in buckets that are closed at this many bytes, each while
   // the backward goes on.
   int64_t bucket_bytes = int64_t{4} << 20;
-  // Where optimizer state is, with several ranks (docs/guides/step_ranks.md). 0: all of it on each.
+  // How several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it on each.
   // 1: each has the state of its own part of every bucket only, updates that part of the
   // parameters, and gives it to the others. Losses and parameters are those of 0.
   // 2: with accumulation each also accumulates its own parts of the gradients only, which all

@@ -21,7 +21,7 @@ struct KernelProgram {
   std::vector<std::string> options = {"--std=c++17", "--fmad=false"};
 };
 
-// What the kernel is kept by; empty where NVRTC does not tell its version.
+// The kernel's key in the cache. Empty if NVRTC does not tell its version.
 std::string KernelKey(const CudaLibraries& libraries, const KernelProgram& program);
 
 // The code as it was kept on disk, or nothing.

@@ -30,13 +30,13 @@ class BucketLayout {
   int64_t part() const { return part_; }
   // Elements of the block, the parts of all ranks.
   int64_t all() const { return part_ * ranks_; }
-  // Where tensor `i` begins, and how many elements it has.
+  // The first element of tensor `i`, and its number of elements.
   int64_t offset(int i) const { return offsets_[i]; }
   int64_t elements(int i) const { return elements_[i]; }
   int tensors() const { return static_cast<int>(elements_.size()); }
-  // Where the padding begins; there is always some.
+  // The first element of the padding. There is always some.
   int64_t padding_offset() const { return padding_offset_; }
-  // What the part of a rank has of the tensors.
+  // The pieces of tensors that lie in the part of a rank.
   std::vector<Piece> Pieces(int rank) const;
 
   bool operator==(const BucketLayout&) const = default;

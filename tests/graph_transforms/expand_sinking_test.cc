@@ -21,7 +21,7 @@ TEST(ExpandSinking, ArithmeticBroadcasts) {
               ElementsAre("Div", "Mul", "Sub", "Expand"));
 }
 
-// Where the other side needs the spread tensor, is spread itself, or no shape is known.
+// Three reasons: the other side needs the spread tensor, it is spread itself, or no shape is known.
 TEST(ExpandSinking, OthersStay) {
   const Values feeds = {Ramp(Shape{1, 4}), Ramp(Shape{3, 1})};
   const std::string head =

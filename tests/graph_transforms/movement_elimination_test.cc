@@ -62,7 +62,7 @@ TEST(MovementElimination, ReshapesInARow) {
       ElementsAre("Reshape"));
 }
 
-// Behind a Transpose the first copies; the second shows its copy.
+// The first Reshape copies, as it reads a Transpose. The second is a view of that copy.
 TEST(MovementElimination, AReshapeThatOthersReadStays) {
   const char* body =
       R"((float[2, 3, 4] x) => (float[4, 6] y, float[24] z) <int64[2] rows = {4, 6}, int64[1] flat = {24}> {

@@ -56,7 +56,7 @@ class CudaKernelPrograms : public StandinCuda {
   }
   // Calls of nvrtcCompileProgram since this was asked last.
   uint64_t Compiled() { return AllCalls() - std::exchange(calls_before_, AllCalls()); }
-  // What the kernel `f` of the source writes.
+  // Runs the kernel `f` of the source and returns what it has written.
   static float Run(CudaDevice& device, const std::string& source) {
     const auto function = device.Function(source, "f");
     if (!function.ok()) {
