@@ -128,10 +128,6 @@ struct SuspendOn {
   std::unique_ptr<SuspendOnSignals> handlers = nullptr;
 };
 
-void Check(const Status& status, bool of_file = false) {
-  if (!status.ok()) Raise(status, of_file);
-}
-
 }  // namespace
 
 void BindTraining(nb::module_& m) {
