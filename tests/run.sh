@@ -61,17 +61,31 @@ capped() {
   CAESURA_MAX_ISA=$1 ctest_in "$build" -R '^caesura_tests$'
 }
 
-# python_part K N: every N-th file of Python tests, from the K-th on. A process for each part: what captures leave in
-# one stays small.
-python_part() {
-  find tests -name '*_test.py' ! -name openvino_provider_test.py | sort | awk -v k="$1" -v n="$2" 'NR % n == k % n'
+# python_tests REPORT PATH...
+python_tests() {
+  local report=$out/$1 rc=0
+  shift
+  python -m pytest -q --show-capture=stderr -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$report" "$@" || rc=$?
+  [[ $rc = 5 ]] && return 0  # no Python test in the tree
+  return "$rc"
 }
 
-# python_tests PATH [PYTEST OPTION...]
-python_tests() {
-  local rc=0
-  python -m pytest -q --show-capture=stderr -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$out/pytest.xml" "$@" || rc=$?
-  [[ $rc = 5 ]] && return 0  # no Python test in the tree
+# python_part K N: every N-th file of Python tests, from the K-th on.
+python_part() {
+  local files
+  mapfile -t files < <(find tests -name '*_test.py' ! -name openvino_provider_test.py | sort |
+    awk -v k="$1" -v n="$2" 'NR % n == k % n')
+  python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1
+}
+
+# One process a core at a time, as most of the time is tracing, which takes one thread. Twice as many parts as cores:
+# what captures leave in a process stays small.
+python_in_parts() {
+  local parts=$((2 * cores)) rc=0
+  export build out
+  export -f python_tests python_part
+  seq "$parts" | xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
+  cat "$out"/python-*.log
   return "$rc"
 }
 
@@ -114,7 +128,7 @@ python_address_sanitizer() {
   sanitized build-asan address,undefined caesura_python &&
     LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" \
       ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH="$PWD/build-asan/python" \
-      python_tests tests/python/lifetime_test.py tests/python/tensor_exchange_test.py tests/python/wrap_calls_test.py \
+      python_tests pytest.xml tests/python/lifetime_test.py tests/python/tensor_exchange_test.py tests/python/wrap_calls_test.py \
       tests/python/call_cache_test.py
 }
 
@@ -167,8 +181,8 @@ for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     try:
         if (folder / "ctest.xml").exists():
             count += ctest_cases(folder)
-        if (folder / "pytest.xml").exists():
-            count += cases(folder / "pytest.xml")
+        for report in folder.glob("pytest*.xml"):
+            count += cases(report)
     except xml.ParseError as error:
         print(f"{name}: unreadable report: {error}")
     if code != "0" and not count["failed"]:
@@ -188,12 +202,9 @@ if stage "set-up" set_up; then
   stage "build" build_in "$build"
   stage "C++ tests" ctest_in "$build"
   stage "C++ tests, at most AVX2" capped x86-64-v3
+  stage "Python tests" python_in_parts
   # OpenVINO in a process of its own: after tests that handle SIGCHLD (data loaders) the process dies when a child ends.
-  for part in 1 2 3; do
-    mapfile -t files < <(python_part "$part" 3)
-    stage "Python tests, $part of 3" python_tests "${files[@]}"
-  done
-  stage "Python tests, OpenVINO" python_tests tests/python/openvino_provider_test.py
+  stage "Python tests, OpenVINO" python_tests pytest.xml tests/python/openvino_provider_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
   stage "CUDA instruments" cuda_instruments

@@ -30,6 +30,8 @@ std::string Number(double value) {
   return text;
 }
 
+bool IsBreak(const Fallback& fallback) { return fallback.op == "a graph break"; }
+
 class Rules {
  public:
   explicit Rules(const Report& report) : report_(report) {
@@ -38,6 +40,7 @@ class Rules {
 
   std::vector<Advice> Apply() {
     LossThatFails();
+    GraphBreaks();
     CallsLeftToPyTorch();
     StepsSizedAtRunTime();
     Bfloat16();
@@ -89,6 +92,19 @@ class Rules {
     }
   }
 
+  // A break costs time on both of its sides, so no share of the time tells whether it matters.
+  void GraphBreaks() {
+    const auto first =
+        std::find_if(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
+    if (first == report_.fallbacks.end()) return;
+    const auto count = std::count_if(first, report_.fallbacks.end(), IsBreak);
+    std::string why = "Python runs between the parts that a graph break leaves, and no pass works "
+                      "across it. ";
+    why += count == 1 ? "The only one" : "The first of " + std::to_string(count);
+    if (!first->places.empty()) why += ", at " + first->places.front() + ",";
+    Add("Write the forward without the graph break", why + " comes from: " + first->reason + ".");
+  }
+
   void CallsLeftToPyTorch() {
     const double inside = Share([](const RecordedStep& step) { return step.op_type == "ATen"; });
     double share = inside;
@@ -98,10 +114,9 @@ class Rules {
     }
     if (share < kWorthwhile) return;
     std::string why = Percent(share) + " of the time is spent in calls that PyTorch runs.";
-    if (!report_.fallbacks.empty()) {
-      const Fallback& first = report_.fallbacks.front();
-      why += " The first of them is " + first.op + ": " + first.reason + ".";
-    }
+    const auto first = std::find_if_not(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
+    if (first != report_.fallbacks.end())
+      why += " The first of them is " + first->op + ": " + first->reason + ".";
     Add("Write the calls that are left to PyTorch in other ops", why);
   }
 

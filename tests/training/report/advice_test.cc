@@ -69,6 +69,15 @@ TEST(AdviceTest, LooksAtTheLoss) {
   EXPECT_THAT(FirstThingsToTry(report), Says("lowest validation loss", "at update 4"));
 }
 
+TEST(AdviceTest, LooksAtGraphBreaks) {
+  Report report;
+  report.fallbacks = {{"a graph break", "a print of a tensor", {"net.py:7 in forward"}}};
+  EXPECT_THAT(FirstThingsToTry(report),
+              Says("without the graph break", "The only one, at net.py:7 in forward, comes from: a print"));
+  report.fallbacks.push_back({"a graph break", "an unknown function", {}});
+  EXPECT_THAT(FirstThingsToTry(report), Says("without the graph break", "The first of 2, at net.py:7"));
+}
+
 TEST(AdviceTest, LooksAtWhatPyTorchRuns) {
   EXPECT_THAT(FirstThingsToTry(ReportOf({StepOf("Relu", 80), StepOf("ATen", 20)})),
               Says("left to PyTorch", "20%"));
