@@ -314,7 +314,9 @@ class AttentionFusion : public Pass {
   explicit AttentionFusion(std::unordered_set<std::string> parameters)
       : parameters_(std::move(parameters)) {}
   const char* name() const override { return "attention_fusion"; }
-  Result<bool> Run(Model& model) override { return AttentionFuser(*model.graph, parameters_).Run(); }
+  Result<bool> Run(Model& model) override {
+    return AttentionFuser(*model.graph, parameters_).Run();
+  }
 
  private:
   const std::unordered_set<std::string> parameters_;

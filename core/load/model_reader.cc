@@ -49,7 +49,7 @@ class FilePieces : public google::protobuf::io::CopyingInputStream {
 };
 
 Status ParseModel(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options,
-             onnx::ModelProto* proto) {
+                  onnx::ModelProto* proto) {
   google::protobuf::io::CodedInputStream coded(&stream);
   coded.SetTotalBytesLimit(INT_MAX);
   coded.SetRecursionLimit(RecursionLimit(options));

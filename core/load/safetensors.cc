@@ -18,8 +18,7 @@
 namespace caesura {
 namespace {
 
-constexpr uint64_t kMaxJsonBytes =
-    100'000'000;  // the limit that every reader of the format keeps
+constexpr uint64_t kMaxJsonBytes = 100'000'000;  // the limit that every reader of the format keeps
 constexpr size_t kLengthBytes = 8;
 constexpr char kMetadataKey[] = "__metadata__";
 

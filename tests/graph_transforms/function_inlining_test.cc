@@ -17,7 +17,8 @@ TEST(FunctionInlining, NodesWithoutAKernelBecomeTheirBodies) {
   const Values feeds = {Ramp(Shape{2})};
   const Tensor found = RunWithTrainingKernels(model.graph, feeds)[0].tensor();
   const Tensor expected =
-      RunWithTrainingKernels(GraphOf("(float[2] x) => (float[2] y) { y = Softplus (x) }"), feeds)[0].tensor();
+      RunWithTrainingKernels(GraphOf("(float[2] x) => (float[2] y) { y = Softplus (x) }"), feeds)[0]
+          .tensor();
   for (int i = 0; i < 2; ++i)
     EXPECT_NEAR(found.data<float>()[i], expected.data<float>()[i], 1e-6f) << i;
 }

@@ -152,10 +152,10 @@ TEST(CustomOpTraining, TrainedInitializersAreNoConstants) {
   SplitModuleOptions options;
   options.frozen = {"c"};
   options.custom_ops.ops = {op};
-  auto module =
-      SplitModule::Create(TrainedOpModel("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = "
-                                  "{1, 2}> { a = Mul (x, w) y = mine.Times (a, w, c) }"),
-                          options);
+  auto module = SplitModule::Create(
+      TrainedOpModel("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = "
+                     "{1, 2}> { a = Mul (x, w) y = mine.Times (a, w, c) }"),
+      options);
   ASSERT_TRUE(module.ok()) << module.status().ToString();
   ASSERT_EQ(constant.size(), 4u)
       << "one instance of the node (a, w, c), and one of its gradient's (dy)";

@@ -36,7 +36,8 @@ int RunChild(std::vector<std::string> arguments) {
   return waitpid(pid, &status, 0) == pid ? status : -1;
 }
 
-bool SameBitsByName(const std::map<std::string, Tensor>& a, const std::map<std::string, Tensor>& b) {
+bool SameBitsByName(const std::map<std::string, Tensor>& a,
+                    const std::map<std::string, Tensor>& b) {
   return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](const auto& entry) {
            const auto found = b.find(entry.first);
            return found != b.end() &&

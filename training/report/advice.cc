@@ -94,12 +94,12 @@ class Rules {
 
   // A break costs time on both of its sides, so no share of the time tells whether it matters.
   void GraphBreaks() {
-    const auto first =
-        std::find_if(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
+    const auto first = std::find_if(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
     if (first == report_.fallbacks.end()) return;
     const auto count = std::count_if(first, report_.fallbacks.end(), IsBreak);
-    std::string why = "Python runs between the parts that a graph break leaves, and no pass works "
-                      "across it. ";
+    std::string why =
+        "Python runs between the parts that a graph break leaves, and no pass works "
+        "across it. ";
     why += count == 1 ? "The only one" : "The first of " + std::to_string(count);
     if (!first->places.empty()) why += ", at " + first->places.front() + ",";
     Add("Write the forward without the graph break", why + " comes from: " + first->reason + ".");
@@ -114,7 +114,8 @@ class Rules {
     }
     if (share < kWorthwhile) return;
     std::string why = Percent(share) + " of the time is spent in calls that PyTorch runs.";
-    const auto first = std::find_if_not(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
+    const auto first =
+        std::find_if_not(report_.fallbacks.begin(), report_.fallbacks.end(), IsBreak);
     if (first != report_.fallbacks.end())
       why += " The first of them is " + first->op + ": " + first->reason + ".";
     Add("Write the calls that are left to PyTorch in other ops", why);

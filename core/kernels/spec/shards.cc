@@ -52,7 +52,8 @@ Status CreateReduceScatterStart(KernelInfo& info) {
   }
   info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives,
+                     CollectivesOfRanks(context, layout.ranks()));
     const size_t size = DTypeSize(dtype);
     char* block = context.Output<char>(1);
     for (int i = 0; i < count; ++i) {
@@ -132,7 +133,8 @@ Status CreateAllGatherWait(KernelInfo& info) {
     info.SetInPlace(kFirst + i, i);
   }
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives,
+                     CollectivesOfRanks(context, layout.ranks()));
     RETURN_IF_ERROR(collectives->Wait(number));
     const size_t size = DTypeSize(dtype);
     for (int i = 0; i < layout.tensors(); ++i) {

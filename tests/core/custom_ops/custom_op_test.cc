@@ -26,7 +26,8 @@ Model ModelOf(const std::string& body, int version = 1) {
   return *std::move(model);
 }
 
-Result<std::unique_ptr<Session>> MakeSession(Model model, CustomOps ops, ProviderList providers = {}) {
+Result<std::unique_ptr<Session>> MakeSession(Model model, CustomOps ops,
+                                             ProviderList providers = {}) {
   SessionOptions options;
   options.custom_ops = std::move(ops);
   options.providers = std::move(providers);
@@ -97,7 +98,8 @@ TEST(CustomOps, SessionsHaveOptionsOfTheirOwn) {
   one.options.ForOp("Add", "mine").Update("amount", "1000");  // too late: the session has a copy
   auto second = MakeSession(ModelOf(kTwoNodes), other).value();
   for (int round = 0; round < 2; ++round) {
-    auto a = first->Run({{"x", FloatVector({0})}}).value(), b = second->Run({{"x", FloatVector({0})}}).value();
+    auto a = first->Run({{"x", FloatVector({0})}}).value(),
+         b = second->Run({{"x", FloatVector({0})}}).value();
     EXPECT_THAT(Floats(a[0]), ElementsAre(5));
     EXPECT_THAT(Floats(a[1]), ElementsAre(5));
     EXPECT_THAT(Floats(b[0]), ElementsAre(7));
@@ -110,7 +112,8 @@ TEST(CustomOps, InstancesAreMadeWithTheSessionAndNotWithPlans) {
   auto session = MakeSession(ModelOf(kTwoNodes), {{AddAmount(&counts)}, {}}).value();
   EXPECT_EQ(counts.instances, 2);
   EXPECT_EQ(counts.kernels, 0);
-  for (int n : {1, 2, 3}) ASSERT_TRUE(session->Run({{"x", FloatVector(std::vector<float>(n))}}).ok());
+  for (int n : {1, 2, 3})
+    ASSERT_TRUE(session->Run({{"x", FloatVector(std::vector<float>(n))}}).ok());
   EXPECT_EQ(counts.instances, 2);
   EXPECT_EQ(counts.kernels, 6);
 }
@@ -220,17 +223,19 @@ TEST(CustomOps, TypesAreInferredAndChecked) {
     node->output(0)->set_type(type);
     return Status();
   };
-  EXPECT_THAT(MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
-                  .status()
-                  .message(),
-              HasSubstr("makes 'y' a float64[N], but it is declared as float32[N]"));
+  EXPECT_THAT(
+      MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
+          .status()
+          .message(),
+      HasSubstr("makes 'y' a float64[N], but it is declared as float32[N]"));
   // Known dims of the model stay where the op says less.
   op.schema.infer = [](Graph&, Node* node) {
     node->output(0)->set_type(ValueType::Tensor(DType::kFloat32));
     return Status();
   };
   auto session =
-      MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).value();
+      MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
+          .value();
   EXPECT_EQ(session->outputs()[0]->type().ToString(), "float32[N]");
 }
 
@@ -266,11 +271,12 @@ TEST(CustomOps, NodesAreDescribedByCopies) {
     return std::shared_ptr<const OpInstance>(std::make_shared<AddInstance>(0, &counts));
   };
   {
-    auto session = MakeSession(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, "
-                                "2}, float[2] d = {3, 4}>"
-                                "{ [look] y, , z = mine.Look <i = 3, f = 0.5, s = \"a\", t = "
-                                "int64[1] {7}, l = [1, 2]> (x, , c, d) }"),
-                        {{op}, {}});
+    auto session =
+        MakeSession(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, "
+                            "2}, float[2] d = {3, 4}>"
+                            "{ [look] y, , z = mine.Look <i = 3, f = 0.5, s = \"a\", t = "
+                            "int64[1] {7}, l = [1, 2]> (x, , c, d) }"),
+                    {{op}, {}});
     ASSERT_TRUE(session.ok()) << session.status().ToString();
   }
   EXPECT_EQ(seen.name, "look");

@@ -91,7 +91,8 @@ TEST(ModelOps, NodesHaveOptionsOfTheirOwn) {
   CustomOps ops = TestOps();
   ops.options.ForNode("b").Update("factor", "7");
   EXPECT_THAT(Compute(MakeModelOpSession(Chain(), ops), {1}).value(), ElementsAre(21));
-  EXPECT_THAT(Compute(MakeModelOpSession(Chain()), {1}).value(), ElementsAre(15)) << "another session";
+  EXPECT_THAT(Compute(MakeModelOpSession(Chain()), {1}).value(), ElementsAre(15))
+      << "another session";
   ops.options.ForNode("b").Update("tempo", "7");
   EXPECT_THAT(MakeModelOpSession(Chain(), ops).status().message(),
               HasSubstr("[ai.caesura::ModelOp 'b'] runtime 'test': there is no such option; known "
@@ -129,8 +130,9 @@ TEST(ModelOps, RunsShareNoState) {
 
 TEST(ModelOps, WhatIsStatedIsChecked) {
   auto error = [](const std::string& attributes, const std::string& input = "float[N] x") {
-    return MakeModelOpSession(OpModel("(" + input + ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" +
-                        attributes + "> (x) }"))
+    return MakeModelOpSession(OpModel("(" + input +
+                                      ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" +
+                                      attributes + "> (x) }"))
         .status()
         .message();
   };
@@ -176,11 +178,12 @@ TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
   EXPECT_FALSE(at("/inner/m.onnx", "../factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", folder.path() + "/factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", "nothing.txt").ok());
-  EXPECT_THAT(MakeModelOpSession(OpModel("(float[N] x) => (float[N] y) { " +
-                           NodeText("a", "x", "y", "model_file = \"factor.txt\"") + "}"))
-                  .status()
-                  .message(),
-              HasSubstr("was not read from a folder"));
+  EXPECT_THAT(
+      MakeModelOpSession(OpModel("(float[N] x) => (float[N] y) { " +
+                                 NodeText("a", "x", "y", "model_file = \"factor.txt\"") + "}"))
+          .status()
+          .message(),
+      HasSubstr("was not read from a folder"));
 }
 
 TEST(ModelOps, WrapWritesAModelOfOneNode) {

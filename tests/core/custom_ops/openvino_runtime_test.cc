@@ -53,7 +53,8 @@ void Compare(const RuntimeValue& got, const RuntimeValue& want) {
 TEST(OpenVinoRuntime, ComputesWhatThePlainModelDoes) {
   auto wrapped = WrapModel(Net());
   ASSERT_TRUE(wrapped.ok()) << wrapped.status().ToString();
-  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(*std::move(wrapped));
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()),
+       session = MakeOpenVinoSession(*std::move(wrapped));
   for (int64_t n : {1, 4, 2, 4}) {
     const NamedValues feeds = {{"x", Rows(n)}};
     Compare(session->Run(feeds).value()[0], plain->Run(feeds).value()[0]);
@@ -64,7 +65,8 @@ TEST(OpenVinoRuntime, SizesAreThoseThatAreStatedOrThoseOfTheRun) {
   WrapOptions wrap = Net();
   wrap.inputs = {{"x", "float32[N, 3]"}};
   wrap.outputs = {{"y", "float32[N, 2]"}};
-  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(WrapModel(wrap).value());
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()),
+       session = MakeOpenVinoSession(WrapModel(wrap).value());
   EXPECT_EQ(session->outputs()[0]->type().ToString(), "float32[N, 2]");
   for (int64_t n : {3, 1}) {
     const NamedValues feeds = {{"x", Rows(n)}};
@@ -75,7 +77,8 @@ TEST(OpenVinoRuntime, SizesAreThoseThatAreStatedOrThoseOfTheRun) {
 }
 
 TEST(OpenVinoRuntime, ThreadsShareASession) {
-  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(WrapModel(Net()).value());
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()),
+       session = MakeOpenVinoSession(WrapModel(Net()).value());
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {

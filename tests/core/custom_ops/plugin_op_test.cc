@@ -30,7 +30,7 @@ SessionOptions WithLibraries() {
 }
 
 Result<std::unique_ptr<Session>> MakePluginSession(const std::string& body,
-                                      SessionOptions options = WithLibraries()) {
+                                                   SessionOptions options = WithLibraries()) {
   auto model = ParseModelText(
       "<ir_version: 10, opset_import: [\"\" : 23, \"test.c\" : 3, \"test.cpp\" : 1]> g " + body);
   if (!model.ok()) return model.status();
@@ -64,8 +64,9 @@ TEST(PluginOps, ComputeWithAttributesAndOptions) {
 TEST(PluginOps, SizesFollowFromValues) {
   auto session = Made("(float[N] x, int64 n) => (float[M] y) { y = test.c.Repeat (x, n) }");
   for (int64_t n : {2, 3, 0}) {
-    EXPECT_EQ(Compute(*session, {{"x", FloatVector({1, 2})}, {"n", Tensor::Scalar<int64_t>(n)}}).size(),
-              static_cast<size_t>(2 * n));
+    EXPECT_EQ(
+        Compute(*session, {{"x", FloatVector({1, 2})}, {"n", Tensor::Scalar<int64_t>(n)}}).size(),
+        static_cast<size_t>(2 * n));
   }
   auto constant = Made("(float[N] x) => (float[M] y) <int64 n = {2}> { y = test.c.Repeat (x, n) }");
   EXPECT_THAT(Compute(*constant, {{"x", FloatVector({5, 6})}}), ElementsAre(5, 6, 5, 6));
@@ -117,9 +118,13 @@ TEST(PluginOps, FailuresNameTheNode) {
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure) << "which a session may fall back on";
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr("[test.c::Broken 'n' on "), HasSubstr("] the device is gone")));
-  EXPECT_THAT(MakePluginSession("(double[N] x) => (double[N] y) { y = test.c.Scale (x) }").status().message(),
+  EXPECT_THAT(MakePluginSession("(double[N] x) => (double[N] y) { y = test.c.Scale (x) }")
+                  .status()
+                  .message(),
               HasSubstr("the kernel takes float32"));
-  EXPECT_THAT(MakePluginSession("(float[N] x) => (float[N] y) { y = test.c.Repeat (x) }").status().message(),
+  EXPECT_THAT(MakePluginSession("(float[N] x) => (float[N] y) { y = test.c.Repeat (x) }")
+                  .status()
+                  .message(),
               HasSubstr("has 1 inputs"));
 }
 
@@ -127,15 +132,18 @@ TEST(PluginOps, CanBeWrittenInCpp17) {
   auto session = Made(
       "(float[N] x, float[N] z) => (float[N] y) { y = test.cpp.Blend <weights = [1.0, 5.0, 2.0]> "
       "(x, , z) }");
-  EXPECT_THAT(Compute(*session, {{"x", FloatVector({1, 2})}, {"z", FloatVector({10, 20})}}), ElementsAre(21, 42));
+  EXPECT_THAT(Compute(*session, {{"x", FloatVector({1, 2})}, {"z", FloatVector({10, 20})}}),
+              ElementsAre(21, 42));
   const Status wrong =
-      MakePluginSession("(float[N] x) => (float[N] y) { [n] y = test.cpp.Blend <weights = [1.0, 5.0]> (x) }")
+      MakePluginSession(
+          "(float[N] x) => (float[N] y) { [n] y = test.cpp.Blend <weights = [1.0, 5.0]> (x) }")
           .status();
   EXPECT_EQ(wrong.code(), StatusCode::kInvalidModel);
   EXPECT_THAT(wrong.message(), HasSubstr("[test.cpp::Blend 'n'] has 2 weights for 1 inputs"));
   SessionOptions bad = WithLibraries();
   bad.custom_ops.options.ForOp("Blend", "test.cpp").Update("mood", "bad");
-  EXPECT_THAT(MakePluginSession("(float[N] x) => (float[N] y) { y = test.cpp.Blend <weights = [1.0]> (x) }", bad)
+  EXPECT_THAT(MakePluginSession(
+                  "(float[N] x) => (float[N] y) { y = test.cpp.Blend <weights = [1.0]> (x) }", bad)
                   .status()
                   .ToString(),
               HasSubstr("INTERNAL: [test.cpp::Blend 'Blend'] not today"));

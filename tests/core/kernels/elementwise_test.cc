@@ -19,8 +19,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 using RegisterFunction = void (*)(KernelRegistry&);
 
-Result<Tensor> RunKernel(RegisterFunction family, const char* op_type, std::vector<RuntimeValue> inputs,
-                         AttributeMap attributes = {}) {
+Result<Tensor> RunKernel(RegisterFunction family, const char* op_type,
+                         std::vector<RuntimeValue> inputs, AttributeMap attributes = {}) {
   KernelCase node(op_type, std::move(inputs), std::move(attributes));
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(family));
   return out[0].tensor();

@@ -14,7 +14,6 @@
 namespace caesura {
 namespace {
 
-
 // |got - want| in units of the last place of a float at `want`; 0 for equal specials, huge for
 // unequal ones.
 double UnitsOff(float got, double want) {

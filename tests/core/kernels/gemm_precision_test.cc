@@ -104,14 +104,14 @@ TEST_P(GemmPrecision, IsThatOfSumsInBlocks) {
 INSTANTIATE_TEST_SUITE_P(
     Products, GemmPrecision,
     ::testing::Values(Product{"Small", 32, 32, 0, 0}, Product{"SmallTurned", 32, 32, 1, 1},
-                    Product{"Large", 256, 192, 0, 0}, Product{"WeightGradient", 320, 192, 1, 0},
-                    Product{"TransposedWeights", 512, 128, 0, 1},
-                    Product{"OneRowTransposed", 1, 512, 0, 1, Product::kInLanes},
-                    Product{"FewRowsTransposed", 16, 512, 0, 1, Product::kAtOnce},
-                    Product{"RowsTransposed", 64, 512, 0, 1, Product::kAtOnce},
-                    Product{"FewColumns", 64, 100, 0, 0, Product::kAtOnce},
-                    Product{"FewColumnsTransposed", 64, 100, 0, 1, Product::kAtOnce},
-                    Product{"Packed", 16, 512, 0, 0, Product::kPacked}),
+                      Product{"Large", 256, 192, 0, 0}, Product{"WeightGradient", 320, 192, 1, 0},
+                      Product{"TransposedWeights", 512, 128, 0, 1},
+                      Product{"OneRowTransposed", 1, 512, 0, 1, Product::kInLanes},
+                      Product{"FewRowsTransposed", 16, 512, 0, 1, Product::kAtOnce},
+                      Product{"RowsTransposed", 64, 512, 0, 1, Product::kAtOnce},
+                      Product{"FewColumns", 64, 100, 0, 0, Product::kAtOnce},
+                      Product{"FewColumnsTransposed", 64, 100, 0, 1, Product::kAtOnce},
+                      Product{"Packed", 16, 512, 0, 0, Product::kPacked}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

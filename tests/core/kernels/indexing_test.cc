@@ -62,11 +62,11 @@ TEST(Indexing, ScattersInOrder) {
                                                              {"min", {1, 2, 3, 4}}};
   for (const auto& [reduction, expected] : cases) {
     EXPECT_EQ(*RunIndexing(KernelCase("ScatterElements", {x, flat, updates},
-                                  {{"reduction", Text(reduction)}})),
+                                      {{"reduction", Text(reduction)}})),
               expected);
-    EXPECT_EQ(
-        *RunIndexing(KernelCase("ScatterND", {x, tuples, updates}, {{"reduction", Text(reduction)}})),
-        expected);
+    EXPECT_EQ(*RunIndexing(
+                  KernelCase("ScatterND", {x, tuples, updates}, {{"reduction", Text(reduction)}})),
+              expected);
   }
 }
 
@@ -96,9 +96,9 @@ TEST(Indexing, WritesCachesAtEachPlace) {
   const Tensor starts = Tensor::Of<int64_t>({2}, {1, 2});
   EXPECT_THAT(*RunIndexing(KernelCase("TensorScatter", {cache, update})),
               ElementsAre(1, 2, 0, 3, 4, 0));
-  EXPECT_THAT(
-      *RunIndexing(KernelCase("TensorScatter", {cache, update, starts}, {{"mode", Text("circular")}})),
-      ElementsAre(0, 1, 2, 4, 0, 3));
+  EXPECT_THAT(*RunIndexing(KernelCase("TensorScatter", {cache, update, starts},
+                                      {{"mode", Text("circular")}})),
+              ElementsAre(0, 1, 2, 4, 0, 3));
   EXPECT_EQ(RunIndexing(KernelCase("TensorScatter", {cache, update, starts})).status().code(),
             StatusCode::kInvalidArgument);
 }

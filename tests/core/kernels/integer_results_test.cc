@@ -26,11 +26,12 @@ std::vector<T> RunInFamily(void (*family)(KernelRegistry&), KernelCase node) {
 
 std::vector<int32_t> RunGemm(int32_t x, std::vector<int32_t> w, float alpha, float beta = 0) {
   const int64_t columns = static_cast<int64_t>(w.size());
-  return RunInFamily<int32_t>(RegisterGemmKernels, KernelCase("Gemm",
-                                                          {Tensor::Of<int32_t>({1, 1}, {x}),
-                                                           Tensor::Of<int32_t>({1, columns}, w),
-                                                           Tensor::Of<int32_t>({1, columns}, w)},
-                                                          {{"alpha", alpha}, {"beta", beta}}));
+  return RunInFamily<int32_t>(
+      RegisterGemmKernels,
+      KernelCase("Gemm",
+                 {Tensor::Of<int32_t>({1, 1}, {x}), Tensor::Of<int32_t>({1, columns}, w),
+                  Tensor::Of<int32_t>({1, columns}, w)},
+                 {{"alpha", alpha}, {"beta", beta}}));
 }
 
 TEST(IntegerResults, GemmScalesInDouble) {
@@ -53,7 +54,7 @@ TEST(IntegerResults, ReduceL2BeyondTheType) {
 TEST(IntegerResults, ShrinkOfLargeNumbers) {
   const auto shrink = [](const Tensor& x, float bias) {
     return RunInFamily<uint64_t>(RegisterElementwiseKernels,
-                             KernelCase("Shrink", {x}, {{"lambd", 0.0f}, {"bias", bias}}))[0];
+                                 KernelCase("Shrink", {x}, {{"lambd", 0.0f}, {"bias", bias}}))[0];
   };
   const uint64_t large = uint64_t{3} << 62;
   EXPECT_EQ(shrink(Tensor::Of<uint64_t>({1}, {large}), 0.0f), large);

@@ -18,7 +18,7 @@ using Ints = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
 
 Result<Values> RunMlOp(const char* op, Values inputs, AttributeMap attributes, int outputs = 1,
-                     int version = 0) {
+                       int version = 0) {
   KernelCase node(op, std::move(inputs), std::move(attributes), "ai.onnx.ml", outputs);
   node.since_version = version;
   return node.Run(RegisterMlKernels);
@@ -36,11 +36,12 @@ void ExpectNear(const RuntimeValue& value, const Floats& expected, float toleran
 
 TEST(Ml, PreparesFeatures) {
   const Tensor x = Tensor::Of<float>({2, 3}, {1, -2, 0, NAN, 4, 4});
-  EXPECT_EQ(ToFloats(RunMlOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}})
-                         .value()[0]),
-            (Floats{-1.4f, -12, -4, -5, 1, 0}));
+  EXPECT_EQ(
+      ToFloats(RunMlOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}})
+                   .value()[0]),
+      (Floats{-1.4f, -12, -4, -5, 1, 0}));
   EXPECT_EQ(ToFloats(RunMlOp("Imputer", {x},
-                           {{"imputed_value_floats", Floats{7}}, {"replaced_value_float", NAN}})
+                             {{"imputed_value_floats", Floats{7}}, {"replaced_value_float", NAN}})
                          .value()[0]),
             (Floats{1, -2, 0, 7, 4, 4}));
   EXPECT_EQ(ToFloats(RunMlOp("Binarizer", {Points()}, {{"threshold", 0.3f}}).value()[0]),
@@ -52,10 +53,11 @@ TEST(Ml, PreparesFeatures) {
       ToFloats(RunMlOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}})
                    .value()[0]),
       (Floats{0.75f, -1}));
-  EXPECT_EQ(ToFloats(RunMlOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
-                           {{"inputdimensions", Ints{1, 2}}})
-                         .value()[0]),
-            (Floats{0.3f, 7, 0, -1, 8, 0, 1.5f, 9, 0}));
+  EXPECT_EQ(
+      ToFloats(RunMlOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
+                       {{"inputdimensions", Ints{1, 2}}})
+                   .value()[0]),
+      (Floats{0.3f, 7, 0, -1, 8, 0, 1.5f, 9, 0}));
 }
 
 TEST(Ml, ExtractsColumns) {
@@ -77,20 +79,21 @@ TEST(Ml, EncodesLabels) {
   const Tensor words = Tensor::Of<std::string>({3}, {"b", "a", "?"});
   EXPECT_EQ(
       IntsOf(RunMlOp("LabelEncoder", {words},
-                   {{"keys_strings", Strings{"a", "b", "b"}}, {"values_int64s", Ints{1, 2, 3}}})
+                     {{"keys_strings", Strings{"a", "b", "b"}}, {"values_int64s", Ints{1, 2, 3}}})
                  .value()[0]),
       (Ints{3, 1, -1}));
   const AttributeMap floats = {
       {"keys_floats", Floats{NAN, 0}}, {"values_floats", Floats{5, 6}}, {"default_float", 9.0f}};
   EXPECT_EQ(
-      ToFloats(RunMlOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
+      ToFloats(
+          RunMlOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
       (Floats{5, 6, 9}));
   EXPECT_EQ(IntsOf(RunMlOp("LabelEncoder", {words}, {{"classes_strings", Strings{"a", "b"}}}, 1, 1)
                        .value()[0]),
             (Ints{1, 0, -1}));
   const Values names =
       RunMlOp("CategoryMapper", {Tensor::Of<int64_t>({2}, {5, 9})},
-            {{"cats_int64s", Ints{5, 6}}, {"cats_strings", Strings{"five", "six"}}})
+              {{"cats_int64s", Ints{5, 6}}, {"cats_strings", Strings{"five", "six"}}})
           .value();
   EXPECT_EQ(names[0].tensor().data<std::string>()[0], "five");
   EXPECT_EQ(names[0].tensor().data<std::string>()[1], "_Unused");
@@ -119,11 +122,11 @@ TEST(Ml, ClassifiesLinearly) {
   ExpectNear(out[1], {0.3577667f, 0.36499402f, 0.2772393f, 0.3862708f, 0.24629712f, 0.36743212f,
                       0.35303494f, 0.31943923f, 0.32752588f});
   const Values binary = RunMlOp("LinearClassifier", {Points()},
-                              {{"classlabels_strings", Strings{"no", "yes"}},
-                               {"coefficients", Floats{0.1f, 0.2f}},
-                               {"intercepts", Floats{0.3f}},
-                               {"post_transform", Text("LOGISTIC")}},
-                              2)
+                                {{"classlabels_strings", Strings{"no", "yes"}},
+                                 {"coefficients", Floats{0.1f, 0.2f}},
+                                 {"intercepts", Floats{0.3f}},
+                                 {"post_transform", Text("LOGISTIC")}},
+                                2)
                             .value();
   EXPECT_EQ(binary[0].tensor().data<std::string>()[0], "yes");
   ExpectNear(binary[1],

@@ -17,7 +17,6 @@ using ::testing::ElementsAre;
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-
 Tensor Waves(Shape shape) {
   std::vector<float> values(shape.elements());
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i)) + 0.5f;
@@ -142,8 +141,8 @@ TEST(Reduction, LetsNaNWin) {
   EXPECT_TRUE(std::isnan(Reduced("ReduceMin", x, {0})[15]));
   EXPECT_TRUE(std::isnan(Reduced("ReduceMax", x, {1})[1]));
   const auto top =
-      RunReduction(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntVector({3})}, {},
-                         "", 2))
+      RunReduction(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntVector({3})},
+                              {}, "", 2))
           .value();
   EXPECT_THAT(top[1].tensor().ToVector<int64_t>(), ElementsAre(1, 3, 2));
   EXPECT_THAT(RunReduction(KernelCase("ArgMin", {Tensor::Of<float>({3}, {1, kNaN, 0})}))

@@ -14,7 +14,8 @@ Tensor FloatTensor(Shape shape, const std::vector<float>& values) {
 }
 Tensor At(int64_t position) { return Tensor::Scalar<int64_t>(position); }
 RuntimeValue Three() {
-  return RuntimeValue::Sequence({FloatTensor({1}, {1}), FloatTensor({2}, {2, 2}), FloatTensor({3}, {3, 3, 3})});
+  return RuntimeValue::Sequence(
+      {FloatTensor({1}, {1}), FloatTensor({2}, {2, 2}), FloatTensor({3}, {3, 3, 3})});
 }
 Result<Values> RunSequenceOp(const char* op, Values inputs, AttributeMap attributes = {}) {
   return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterControlFlowKernels);
@@ -40,15 +41,21 @@ TEST(Sequence, KeepsItsOwnCopies) {
 TEST(Sequence, InsertsErasesAndCounts) {
   const Tensor four = FloatTensor({4}, {4, 4, 4, 4});
   EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
-  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(0)}).value()[0]),
+            (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(3)}).value()[0]),
+            (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]),
+            (Ints{4, 1, 2, 3}));
   EXPECT_EQ(Sizes(RunSequenceOp("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
-  EXPECT_EQ(Sizes(RunSequenceOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]),
-            (Ints{2, 3}));
-  EXPECT_EQ(RunSequenceOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
   EXPECT_EQ(
-      Sizes(RunSequenceOp("SequenceInsert", {RunSequenceOp("SequenceEmpty", {}).value()[0], four}).value()[0]),
+      Sizes(RunSequenceOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]),
+      (Ints{2, 3}));
+  EXPECT_EQ(RunSequenceOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(),
+            (Ints{3}));
+  EXPECT_EQ(
+      Sizes(RunSequenceOp("SequenceInsert", {RunSequenceOp("SequenceEmpty", {}).value()[0], four})
+                .value()[0]),
       (Ints{4}));
 }
 
@@ -57,9 +64,10 @@ TEST(Sequence, ChecksPositionsAndTypes) {
   const Tensor four = FloatTensor({4}, {4, 4, 4, 4});
   for (const Result<Values>& result :
        {RunSequenceOp("SequenceInsert", {Three(), four, At(4)}),
-        RunSequenceOp("SequenceInsert", {Three(), four, At(-4)}), RunSequenceOp("SequenceErase", {Three(), At(3)}),
-        RunSequenceOp("SequenceErase", {empty}), RunSequenceOp("SequenceAt", {empty, At(0)}),
-        RunSequenceOp("SequenceAt", {Three(), At(-4)}), RunSequenceOp("SequenceAt", {four, At(0)}),
+        RunSequenceOp("SequenceInsert", {Three(), four, At(-4)}),
+        RunSequenceOp("SequenceErase", {Three(), At(3)}), RunSequenceOp("SequenceErase", {empty}),
+        RunSequenceOp("SequenceAt", {empty, At(0)}), RunSequenceOp("SequenceAt", {Three(), At(-4)}),
+        RunSequenceOp("SequenceAt", {four, At(0)}),
         RunSequenceOp("SequenceInsert", {Three(), At(1)}),
         RunSequenceOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
         RunSequenceOp("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
@@ -107,7 +115,8 @@ TEST(ConcatFromSequence, JoinsAndStacks) {
 
 TEST(Optional, HoldsOrIsEmpty) {
   const Tensor x = FloatTensor({1}, {7});
-  EXPECT_EQ(RunSequenceOp("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
+  EXPECT_EQ(RunSequenceOp("Optional", {x}).value()[0].tensor().ToVector<float>(),
+            (std::vector<float>{7}));
   EXPECT_FALSE(RunSequenceOp("Optional", {}).value()[0].has_value());
   auto has = [](Values inputs) {
     return *RunSequenceOp("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();

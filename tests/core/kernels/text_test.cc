@@ -31,7 +31,8 @@ TEST(Unicode, MapsCaseAndKeepsWhatIsNotUtf8) {
 }
 
 TEST(StringConcat, Broadcasts) {
-  KernelCase node("StringConcat", {StringTensor({2, 1}, {"a", "b"}), StringTensor({3}, {"x", "", "é"})});
+  KernelCase node("StringConcat",
+                  {StringTensor({2, 1}, {"a", "b"}), StringTensor({3}, {"x", "", "é"})});
   const auto out = node.Run(RegisterTextKernels).value();
   EXPECT_EQ(out[0].tensor().shape(), (Shape{2, 3}));
   EXPECT_EQ(ToStrings(out[0]), (Strings{"ax", "a", "aé", "bx", "b", "bé"}));
@@ -41,8 +42,8 @@ TEST(StringConcat, Broadcasts) {
 
 TEST(StringSplit, OnSpacesAndDelimiters) {
   auto split = [](const Strings& texts, AttributeMap attributes) {
-    KernelCase node("StringSplit", {StringTensor({static_cast<int64_t>(texts.size())}, texts)}, attributes,
-                    "", 2);
+    KernelCase node("StringSplit", {StringTensor({static_cast<int64_t>(texts.size())}, texts)},
+                    attributes, "", 2);
     return node.Run(RegisterTextKernels).value();
   };
   auto out = split({" a  b\tc ", "", "x"}, {});

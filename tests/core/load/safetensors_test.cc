@@ -187,7 +187,8 @@ TEST(SafetensorsTest, SurvivesDamage) {
   FaultyFileSystem files;
   ASSERT_TRUE(WriteSafetensors("f", ExampleFile(), files).ok());
   const std::string good = ReadWholeFile(files, "f", 1 << 20).value();
-  for (size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(ReadSafetensorsBytes(good.substr(0, cut)).ok());
+  for (size_t cut = 0; cut < good.size(); ++cut)
+    EXPECT_FALSE(ReadSafetensorsBytes(good.substr(0, cut)).ok());
   std::mt19937 random(1);
   for (int i = 0; i < 5000; ++i) {
     std::string bad = good;

@@ -34,7 +34,10 @@ SessionOptions OptionsOn(ProviderList providers) {
 NamedValues DeviceFeeds(int64_t rows = 2) { return {{"x", Ramp(Shape{rows, 4})}}; }
 
 Values OnTheCpu(const NamedValues& feeds) {
-  return Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({})).value()->Run(feeds).value();
+  return Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({}))
+      .value()
+      ->Run(feeds)
+      .value();
 }
 
 // Passes fuse for our own kernels, so a device and the CPU run the same ones.
@@ -45,9 +48,9 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
-    auto session =
-        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
-            .value();
+    auto session = Session::Create(ParseModelText(kDeviceNet).value(),
+                                   OptionsOn({faulty, device.providers()[1]}))
+                       .value();
     EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), expected)) << k;
     if (faulty->calls() <= k) {
       EXPECT_GE(k, 3);
@@ -70,9 +73,9 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
-    auto session =
-        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
-            .value();
+    auto session = Session::Create(ParseModelText(kDeviceNet).value(),
+                                   OptionsOn({faulty, device.providers()[1]}))
+                       .value();
     const RuntimeValue x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();
     for (int round = 0; round < 2; ++round) {
       RunOptions options;
@@ -103,9 +106,9 @@ TEST(DeviceFallback, BindingsThatReplaceAnInput) {
     CountingDevice device({});
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
-    auto session =
-        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
-            .value();
+    auto session = Session::Create(ParseModelText(kDeviceNet).value(),
+                                   OptionsOn({faulty, device.providers()[1]}))
+                       .value();
     for (int round = 0; round < 3; ++round) {
       if (round == 1) faulty->FailAt(k);
       const Tensor x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();

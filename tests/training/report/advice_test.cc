@@ -72,10 +72,12 @@ TEST(AdviceTest, LooksAtTheLoss) {
 TEST(AdviceTest, LooksAtGraphBreaks) {
   Report report;
   report.fallbacks = {{"a graph break", "a print of a tensor", {"net.py:7 in forward"}}};
-  EXPECT_THAT(FirstThingsToTry(report),
-              Says("without the graph break", "The only one, at net.py:7 in forward, comes from: a print"));
+  EXPECT_THAT(
+      FirstThingsToTry(report),
+      Says("without the graph break", "The only one, at net.py:7 in forward, comes from: a print"));
   report.fallbacks.push_back({"a graph break", "an unknown function", {}});
-  EXPECT_THAT(FirstThingsToTry(report), Says("without the graph break", "The first of 2, at net.py:7"));
+  EXPECT_THAT(FirstThingsToTry(report),
+              Says("without the graph break", "The first of 2, at net.py:7"));
 }
 
 TEST(AdviceTest, LooksAtWhatPyTorchRuns) {

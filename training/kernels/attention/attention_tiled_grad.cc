@@ -385,8 +385,8 @@ void StoreKeys(const Task& task, int64_t key_head, float key_scale, float* parts
     if (to == nullptr) return;
     const HeadRows rows = {&layout, layout.Head(key_head / s.k.heads, key_head % s.k.heads), 0,
                            s.total};
-    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kTileLanes)}, scale,
-              rows, to);
+    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kTileLanes)},
+              scale, rows, to);
   };
   store(sums.dk, task.d.dk, key_scale, task.t.dk);
   store(sums.dv, task.d.dv, 1.0f, task.t.dv);

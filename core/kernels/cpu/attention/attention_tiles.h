@@ -20,8 +20,8 @@
 namespace caesura::tiles {
 
 inline constexpr int64_t kTileLanes = 16;  // rows and columns are padded to it: the widest vector
-inline constexpr int64_t kStrip = 8;   // rows that are worked on together
-inline constexpr int64_t kPanel = 32;  // keys of a panel
+inline constexpr int64_t kStrip = 8;       // rows that are worked on together
+inline constexpr int64_t kPanel = 32;      // keys of a panel
 inline constexpr int64_t kQueries =
     64;  // rows of a tile, and keys of a block: its scores stay in the L2 cache
 inline constexpr int64_t kKeys = 128;

@@ -6,7 +6,6 @@
 namespace caesura {
 namespace {
 
-
 // Comparisons give bools, so they never run in place: equal byte counts do not mean equal element
 // counts here.
 // `swapped`: fn(b, a), so that a > b shares the loops of b < a.

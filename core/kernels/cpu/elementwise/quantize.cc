@@ -84,21 +84,23 @@ void ForEachTile(const Granularity& g, int threads, Fn&& fn) {
   const bool moves = by_axis || (g.blocked && g.inner > 1);
   const int64_t rows = length == 0 ? 0 : g.outer * per_outer;
   const int64_t tiles = std::max<int64_t>(1, (length + kQuantizeTile - 1) / kQuantizeTile);
-  ParallelFor(threads, rows * tiles, kParallelGrain / kQuantizeTile, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      const int64_t row = t / tiles, from = t % tiles * kQuantizeTile;
-      const int64_t o = row / per_outer, i = row % per_outer;
-      const int64_t row_length = whole || by_axis ? length : std::min(length, g.axis - i * g.block);
-      const int64_t count = std::min(kQuantizeTile, row_length - from);
-      if (count <= 0) continue;
-      const int64_t start = (o * g.axis + (whole || by_axis ? i : i * g.block)) * g.inner;
-      const int64_t group = whole ? i / g.block : i;
-      const int64_t scale = g.blocked                  ? (o * g.groups + group) * g.inner
-                            : g.groups == 1 || by_axis ? 0
-                                                       : group;
-      fn(start + from, count, scale + (moves ? from : 0), moves);
-    }
-  });
+  ParallelFor(
+      threads, rows * tiles, kParallelGrain / kQuantizeTile, [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+          const int64_t row = t / tiles, from = t % tiles * kQuantizeTile;
+          const int64_t o = row / per_outer, i = row % per_outer;
+          const int64_t row_length =
+              whole || by_axis ? length : std::min(length, g.axis - i * g.block);
+          const int64_t count = std::min(kQuantizeTile, row_length - from);
+          if (count <= 0) continue;
+          const int64_t start = (o * g.axis + (whole || by_axis ? i : i * g.block)) * g.inner;
+          const int64_t group = whole ? i / g.block : i;
+          const int64_t scale = g.blocked                  ? (o * g.groups + group) * g.inner
+                                : g.groups == 1 || by_axis ? 0
+                                                           : group;
+          fn(start + from, count, scale + (moves ? from : 0), moves);
+        }
+      });
 }
 
 // Scales or zero points of any type as floats.

@@ -102,7 +102,6 @@ Status CreateNot(KernelInfo& info) {
   return {};
 }
 
-
 constexpr UnaryRow kUnaryRows[] = {
     {"Abs", kNumericTypes, CreateNumericMap<[](auto x) { return Magnitude(x); }>},
     {"Neg", kFloatTypes | kSignedTypes, CreateNumericMap<[](auto x) { return Negated(x); }>},

@@ -243,7 +243,7 @@ void Simplify(GemmSpec& s) {
 }
 
 DnnlTensor DnnlOperand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides,
-                   int64_t rows, int64_t columns, MatrixStrides strides) {
+                       int64_t rows, int64_t columns, MatrixStrides strides) {
   DnnlTensor out{dtype, {}, {}};
   for (size_t d = 0; d < s.batch.size(); ++d) {
     const bool shared = batch_strides[d] == 0;

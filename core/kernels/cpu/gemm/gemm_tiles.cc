@@ -159,7 +159,7 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
 
 template <typename R>
 inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const float* a,
-                         const float* b, float* c, const float* bias, const float* addend) {
+                          const float* b, float* c, const float* bias, const float* addend) {
   alignas(64) float panel[kPanelDepth * kPanel];
   const int64_t blocks = std::max<int64_t>(1, (s.k + kPanelDepth - 1) / kPanelDepth),
                 even = (s.k + blocks - 1) / blocks;

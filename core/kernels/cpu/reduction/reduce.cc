@@ -111,14 +111,26 @@ Status CreateLogSum(KernelInfo& info) {
 void RegisterReduce(KernelRegistry& registry) {
   const DTypeSet types =
       kFloatTypes | DTypeSet{DType::kInt32, DType::kInt64, DType::kUInt32, DType::kUInt64};
-  registry.Add(
-      {.op_type = "ReduceSum", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<SumOp>});
-  registry.Add(
-      {.op_type = "ReduceMean", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<MeanOp>});
-  registry.Add(
-      {.op_type = "ReduceProd", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<ProdOp>});
-  registry.Add({.op_type = "ReduceL1", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<L1Op>});
-  registry.Add({.op_type = "ReduceL2", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<L2Op>});
+  registry.Add({.op_type = "ReduceSum",
+                .types = types,
+                .host_inputs = {1},
+                .create = CreateReduceKernel<SumOp>});
+  registry.Add({.op_type = "ReduceMean",
+                .types = types,
+                .host_inputs = {1},
+                .create = CreateReduceKernel<MeanOp>});
+  registry.Add({.op_type = "ReduceProd",
+                .types = types,
+                .host_inputs = {1},
+                .create = CreateReduceKernel<ProdOp>});
+  registry.Add({.op_type = "ReduceL1",
+                .types = types,
+                .host_inputs = {1},
+                .create = CreateReduceKernel<L1Op>});
+  registry.Add({.op_type = "ReduceL2",
+                .types = types,
+                .host_inputs = {1},
+                .create = CreateReduceKernel<L2Op>});
   registry.Add({.op_type = "ReduceSumSquare",
                 .types = types,
                 .host_inputs = {1},
