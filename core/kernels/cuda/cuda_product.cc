@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/cuda_product.h"
 
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/kernels/cuda/strided_walk.h"
 
@@ -151,6 +152,16 @@ Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& d
   }
   if (status != lt::kSuccess)
     return info.Refuse("cuBLASLt has no algorithm: status " + std::to_string(status));
+  const auto tell = [](const lt::HeuristicResult& chosen) {
+    return std::to_string(chosen.workspace_bytes) + " bytes of workspace, " +
+           std::to_string(chosen.waves) + " waves";
+  };
+  LogVerbose(2, "cuBLASLt takes " + std::to_string(spec.m) + " x " + std::to_string(spec.k) +
+                    " times " + std::to_string(spec.k) + " x " + std::to_string(spec.n) + " of " +
+                    DTypeName(spec.dtype) + " to " + DTypeName(spec.c_dtype) + ", " +
+                    std::to_string(batches.elements) + " of them" + (spec.bias ? ", a bias" : "") +
+                    ": " + tell(descriptors->algorithms[0]) +
+                    "; unaligned: " + tell(descriptors->algorithms[1]));
   out.workspace_ = info.BookScratch(out.workspace_bytes_);
   out.descriptors_ = std::move(descriptors);
   out.spec_ = std::move(spec);
