@@ -39,6 +39,7 @@ void Write(const std::string& path, const std::string& content) {
 class CudaKernelPrograms : public StandinCuda {
  protected:
   void SetUp() override {
+    SKIP_ON_GPU();
     StandinCuda::SetUp();
     const char* given = std::getenv(kChild);
     Keep(given != nullptr ? given : folder_.path("a/programs"));

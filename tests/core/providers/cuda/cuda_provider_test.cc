@@ -60,10 +60,13 @@ TEST_F(CudaProvider, IsFoundByItsName) {
                                                        {"cublas_lt_library", names.cublas_lt}});
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   EXPECT_EQ((*made)->device().ToString(), "cuda:0");
-  EXPECT_EQ((*made)->rounding(), "sm_90");
+  if (!OnGpu()) {
+    EXPECT_EQ((*made)->rounding(), "sm_90");
+  }
 }
 
 TEST_F(CudaProvider, ACudnnThatIsNamedMustStart) {
+  SKIP_ON_GPU();
   Fail("cudnnCreate", 1, 1);
   const Status status = MakeCudaProvider(Options()).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
@@ -73,8 +76,8 @@ TEST_F(CudaProvider, ACudnnThatIsNamedMustStart) {
 
 TEST_F(CudaProvider, ADeviceThatIsNotThere) {
   CudaOptions options = Options();
-  options.device_id = 3;
-  EXPECT_THAT(MakeCudaProvider(options).status().message(), HasSubstr("no device 3: there is 1"));
+  options.device_id = 300;
+  EXPECT_THAT(MakeCudaProvider(options).status().message(), HasSubstr("no device 300: there "));
 }
 
 TEST_F(CudaProvider, RunsASession) {
@@ -85,7 +88,9 @@ TEST_F(CudaProvider, RunsASession) {
   ASSERT_TRUE(got.ok()) << got.status().ToString();
   const std::vector<float> y = (*got)[0].tensor().ToVector<float>();
   for (int i = 0; i < 6; ++i) EXPECT_NEAR(y[i], std::exp(2 * x.data<float>()[i]), 1e-4);
-  EXPECT_GE(Operations("kernel "), 1u);
+  if (!OnGpu()) {
+    EXPECT_GE(Operations("kernel "), 1u);
+  }
 }
 
 TEST_F(CudaProvider, ALimitOfMemoryIsKept) {
@@ -103,6 +108,7 @@ TEST_F(CudaProvider, ALimitOfMemoryIsKept) {
 
 // Out of memory and failed launches end on the CPU, with the same numbers.
 TEST_F(CudaProvider, FailuresFallBackToTheCpu) {
+  SKIP_ON_GPU();
   const Tensor x = Tensor::Of<float>(Shape{2, 3}, {0, 1, -1, 0.5, 2, -2});
   for (const char* call : {"cuMemAllocFromPoolAsync", "cuLaunchKernel", "cuMemcpyHtoDAsync"}) {
     SCOPED_TRACE(call);

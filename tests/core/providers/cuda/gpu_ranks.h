@@ -17,6 +17,10 @@ namespace caesura::testing {
 
 class GpuRanks : public StandinCuda {
  protected:
+  void SetUp() override {
+    SKIP_ON_GPU();
+    StandinCuda::SetUp();
+  }
   static CudaOptions OptionsOfRank(int rank) {
     CudaOptions out = Unchecked();
     out.device_id = rank;
