@@ -150,6 +150,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
       .parameters = program->parameters, .ops = ops, .disabled_passes = options.disabled_passes};
   made.plan.threads = options.threads;
   made.plan.cache_values = !shares_parameters_;
+  if (options.gradients_on_device)
+    made.plan.fetch_devices.assign(model.graph->outputs().size(), std::nullopt);
   const std::unordered_set<std::string> changing(program->parameters.begin(),
                                                  program->parameters.end());
   const auto report = std::make_shared<CpuFallbackReport>();
@@ -158,6 +160,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
       report);
   ASSIGN_OR_RETURN(program->graph, Program::Create(std::move(model), fallback_, made));
   program->cpu_fallback = *report;
+  made.plan.fetch_devices.clear();
   made.passes = WithPlacement(
       [changing](const ProviderList& providers) { return FusionPasses(providers, changing); });
   ASSIGN_OR_RETURN(predict_, Program::Create(std::move(evaluation), fallback_, std::move(made)));

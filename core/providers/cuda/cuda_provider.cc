@@ -30,6 +30,21 @@ class CudaProvider : public ExecutionProvider {
   }
   void* stream() const override { return device_->stream(); }
   Status Synchronise() const override { return device_->Synchronise(); }
+  Status Order(CUstream before, CUstream after) const {
+    RETURN_IF_ERROR(device_->MakeCurrent());
+    const auto& driver = device_->libraries().driver;
+    CUevent event = nullptr;
+    CUresult result = driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS) return device_->Failure("cuEventCreate", result);
+    const char* call = "cuEventRecord";
+    result = driver.cuEventRecord(event, before);
+    if (result == CUDA_SUCCESS) {
+      call = "cuStreamWaitEvent";
+      result = driver.cuStreamWaitEvent(after, event, CU_EVENT_WAIT_DEFAULT);
+    }
+    driver.cuEventDestroy(event);  // the driver keeps it until it has come
+    return result == CUDA_SUCCESS ? Status() : device_->Failure(call, result);
+  }
 
  private:
   const std::string name_ = kCudaProviderName;
@@ -43,6 +58,12 @@ Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOpti
   ASSIGN_OR_RETURN(auto device, CudaDevice::Create(options));
   return std::shared_ptr<const ExecutionProvider>(
       std::make_shared<CudaProvider>(std::move(device), options));
+}
+
+Status OrderStreams(const ExecutionProvider& provider, void* before, void* after) {
+  const auto* cuda = dynamic_cast<const CudaProvider*>(&provider);
+  if (cuda == nullptr || before == after) return {};
+  return cuda->Order(static_cast<CUstream>(before), static_cast<CUstream>(after));
 }
 
 }  // namespace caesura

@@ -34,6 +34,14 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
 // part. The provider's own failures are kProviderFailure.
 Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions& options = {});
 
+// Work that is put on the stream `after` from here on begins when what `before` has been given
+// until now is done. Both are streams of the provider's device (a CUstream or cudaStream_t; null:
+// the legacy default stream). The host does not wait. Nothing happens for providers of another
+// kind, and where both are the same. Fails with kProviderFailure.
+//
+// Thread safety: from any thread.
+Status OrderStreams(const ExecutionProvider& provider, void* before, void* after);
+
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_PROVIDERS_CUDA_CUDA_PROVIDER_H_
