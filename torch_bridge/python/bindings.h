@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -15,6 +16,8 @@
 
 #include "core/base/status.h"
 #include "core/graph/graph.h"
+#include "core/plugin/plugin_provider.h"
+#include "core/providers/counting_provider.h"
 #include "core/providers/execution_provider.h"
 #include "core/session/session.h"
 #include "core/tensor/dlpack.h"
@@ -45,6 +48,21 @@ std::shared_ptr<const ExecutionProvider> CpuProvider();
 // names, NotImplementedError where no library of PyTorch's was opened or it has no such device.
 std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
                                                        const std::string& device = "");
+
+// Names and options in order of preference, as caesura.sessions.providers.native_providers gives
+// them: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what ProviderByName
+// takes.
+using NamedProviders = std::vector<std::pair<std::string, ProviderOptions>>;
+// The providers of these names, with training's kernels. Sets `counting` to the device of that
+// name. From here on tensors of their devices go in and out of Python in the order of their streams
+// (tensor_exchange.cc).
+ProviderList ProvidersOf(const NamedProviders& named,
+                         std::optional<CountingDevice>* counting = nullptr);
+// The providers of the process's sessions that serve the device.
+ProviderList ProvidersOn(Device device);
+void AddDeviceProvider(const std::shared_ptr<const ExecutionProvider>& provider);
+// The value itself, or a copy on the host of a tensor that is on a device.
+RuntimeValue OnHost(const RuntimeValue& value);
 
 // An array, an OrtValue, or what else caesura.sessions.values.to_value takes. Dense arrays are kept
 // alive, not copied; sets `copied` where the bytes are others than the array's.

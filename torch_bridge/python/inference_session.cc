@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions and bindings for Python. Runs let go of the interpreter's lock; what they read of
 // Python's is taken before.
-#include <nanobind/stl/pair.h>
-
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "core/base/utf8.h"
-#include "core/plugin/plugin_provider.h"
 #include "core/profile/chrome_trace.h"
-#include "core/providers/counting_provider.h"
 #include "core/session/io_binding.h"
 #include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/provider_fallback.h"
@@ -23,9 +18,7 @@ namespace {
 // The arguments of the package's InferenceSession.
 struct SessionSettings {
   int threads = 0;
-  // With options: "cpu", "torch", "torch-only" (device), "counting" (memory_bytes), or what
-  // ProviderByName takes.
-  std::vector<std::pair<std::string, ProviderOptions>> providers;
+  NamedProviders providers;
   int optimization = 2;  // 0: none; 1: what keeps the graph's ops; 2: fusion too
   bool reuse_memory = true;
   bool profile = false;
@@ -53,27 +46,10 @@ class PythonSession {
     options.plan.reuse_memory = settings.reuse_memory;
     options.custom_ops = settings.custom_ops;
     if (settings.profile) profiler_ = std::make_unique<Profiler>();
+    options.providers = ProvidersOf(settings.providers, &device_);
     bool ours = true;  // fusion is for our own kernels
-    for (const auto& [name, given] : settings.providers) {
-      const bool torch = name == "torch" || name == "torch-only";
-      ours &= !torch;
-      if (name == "counting") {
-        CountingOptions counting;
-        const auto bytes = given.find("memory_bytes");
-        if (bytes != given.end())
-          counting.memory_bytes = std::strtoull(bytes->second.c_str(), nullptr, 10);
-        device_.emplace(counting);
-        options.providers.push_back(device_->providers().front());
-      } else if (device_ && name == "cpu") {
-        options.providers.push_back(device_->providers().back());
-      } else if (name == "cpu" || torch) {
-        const auto device = given.find("device");
-        options.providers.push_back(
-            NamedProvider(name, device == given.end() ? "" : device->second));
-      } else {
-        options.providers.push_back(Unwrap(ProviderByName(name, given)));
-      }
-    }
+    for (const auto& [name, given] : settings.providers)
+      ours &= name != "torch" && name != "torch-only";
     if (settings.optimization == 1)
       options.passes = [](const ProviderList&) { return ForwardPasses(); };
     if (settings.optimization == 2 && ours) options.passes = InferencePasses;
@@ -337,8 +313,7 @@ void BindSession(nb::module_& m) {
   sessions
       .def(
           "__init__",
-          [](PythonSession* self, nb::object source,
-             std::vector<std::pair<std::string, ProviderOptions>> providers, int threads,
+          [](PythonSession* self, nb::object source, NamedProviders providers, int threads,
              int optimization, bool reuse_memory, bool profile, const CustomOps& custom_ops) {
             new (self) PythonSession(source, {threads, std::move(providers), optimization,
                                               reuse_memory, profile, custom_ops});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
 #include "core/base/utf8.h"
@@ -146,6 +148,33 @@ Model ReadSource(nanobind::object source) {
   }
   const auto bytes = nanobind::cast<nanobind::bytes>(source);
   return Unwrap(ReadModelBytes(std::string_view(bytes.c_str(), bytes.size())));
+}
+
+ProviderList ProvidersOf(const NamedProviders& named, std::optional<CountingDevice>* counting) {
+  ProviderList out;
+  std::optional<CountingDevice> device;
+  for (const auto& [name, options] : named) {
+    const auto option = [&given = options](const char* key) {
+      const auto found = given.find(key);
+      return found == given.end() ? std::string() : found->second;
+    };
+    if (name == "counting") {
+      CountingOptions made{.more = RegisterTrainingKernels};
+      const std::string bytes = option("memory_bytes");
+      if (!bytes.empty()) made.memory_bytes = std::strtoull(bytes.c_str(), nullptr, 10);
+      device.emplace(made);
+      out.push_back(device->providers().front());
+    } else if (device && name == "cpu") {
+      out.push_back(device->providers().back());
+    } else if (name == "cpu" || name == "torch" || name == "torch-only") {
+      out.push_back(NamedProvider(name, option("device")));
+    } else {
+      out.push_back(Unwrap(ProviderByName(name, options)));
+    }
+    AddDeviceProvider(out.back());
+  }
+  if (counting != nullptr) *counting = std::move(device);
+  return out;
 }
 
 }  // namespace caesura::python

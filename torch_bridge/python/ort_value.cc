@@ -2,6 +2,7 @@
 // OrtValue: a value as bound runs take and give it, with the names of onnxruntime's class.
 #include <algorithm>
 
+#include "core/plan/device_constants.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -57,14 +58,20 @@ OrtValue FromPointer(const std::string& device, int index, int element_type,
                          DeviceNamed(device, index))};
 }
 
-nb::object Numpy(const OrtValue& value) {
-  const bool away = value.value.is_tensor() && !value.value.tensor().device().is_host();
-  if (away) {
-    Raise(Unsupported("the tensor is on " + value.value.tensor().device().ToString() +
-                      "; IOBinding.copy_outputs_to_cpu brings it to the host"));
+// A copy in the memory of a session's provider.
+OrtValue CopiedTo(Device device, const RuntimeValue& value) {
+  const ProviderList providers = ProvidersOn(device);
+  if (providers.empty() || !value.is_tensor()) {
+    Raise(Unsupported("no session has a provider on " + device.ToString() +
+                      " that could take the array; tensors that are there come by from_dlpack"));
   }
-  return ObjectOf(value.value, /*torch=*/false);
+  Tensor there = Unwrap(CopyToDevice(value.tensor(), *providers.front()));
+  const Status done = providers.front()->Synchronise();
+  if (!done.ok()) Raise(done);
+  return {std::move(there)};
 }
+
+nb::object Numpy(const OrtValue& value) { return ObjectOf(OnHost(value.value), /*torch=*/false); }
 
 // Other elements into the same bytes.
 void UpdateInPlace(OrtValue& value, nb::handle array) {
@@ -121,14 +128,12 @@ Example::
       .def_static(
           "ortvalue_from_numpy",
           [](nb::handle array, const std::string& device, int index) {
-            if (!DeviceNamed(device, index).is_host()) {
-              Raise(Unsupported(
-                  "an array stays on the host; tensors of a device come by from_dlpack"));
-            }
-            return Borrowed(array);
+            const Device place = DeviceNamed(device, index);
+            return place.is_host() ? Borrowed(array) : CopiedTo(place, ValueOf(array));
           },
           nb::arg("numpy_obj"), nb::arg("device_type") = "cpu", nb::arg("device_id") = 0,
-          "Makes a value on an array, which it shares; strings are copied.")
+          "Makes a value on an array, which it shares; strings are copied. On a device: a copy, in "
+          "memory of a session that has a provider there.")
       .def_static("_from_shape", &FromShape)
       .def_static("_from_pointer", &FromPointer)
       .def_static("from_dlpack", &Borrowed, nb::arg("tensor"),

@@ -20,7 +20,8 @@ std::unique_ptr<SplitModule> OpenSplitModule(nb::object source, nb::dict argumen
   options.inputs = names("inputs");
   options.training = nb::cast<bool>(arguments["training"]);
   options.threads = nb::cast<int>(arguments["threads"]);
-  options.providers = {CpuProvider()};
+  options.providers = ProvidersOf(nb::cast<NamedProviders>(arguments["providers"]));
+  options.gradients_on_device = nb::cast<bool>(arguments["on_device"]);
   options.seed = nb::cast<uint64_t>(arguments["seed"]);
   options.custom_ops = nb::cast<const CustomOps&>(arguments["custom_ops"]);
   return Unwrap(SplitModule::Create(ReadSource(source), std::move(options)));
@@ -40,7 +41,12 @@ auto Released(Call call) {
 
 void BindSplit(nb::module_& m) {
   nb::class_<ForwardRun>(m, "ForwardRun")
-      .def("take_outputs", [](ForwardRun& run) { return std::move(run.outputs); })
+      .def("take_outputs",
+           [](ForwardRun& run, bool on_device) {
+             std::vector<RuntimeValue> outputs = std::move(run.outputs);
+             for (RuntimeValue& output : outputs) output = on_device ? output : OnHost(output);
+             return outputs;
+           })
       .def_prop_ro("pending", &ForwardRun::pending)
       .def("backward",
            [](ForwardRun& run, std::vector<RuntimeValue> gradients, bool keep) {

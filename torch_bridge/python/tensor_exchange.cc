@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors of PyTorch, NumPy, JAX and others in and out by DLPack: through the C function table of
 // the object's type where it has one, else through __dlpack__.
+//
+// Tensors of a GPU cross without a wait of the host. Work of ours on one that came in begins when
+// the producer's stream has come there, and the producer gets it back when ours is done; the same
+// the other way round for one that goes out.
 #include <dlpack/dlpack.h>
 
+#include <algorithm>
+
+#include "core/providers/cuda/cuda_provider.h"
+#include "core/providers/tensor_copy.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -21,6 +29,43 @@ struct Names {
 const Names& names() {
   static const Names* names = new Names;
   return *names;
+}
+
+// CUDA's default stream as DLPack and the driver name it.
+void* const kLegacyStream = reinterpret_cast<void*>(1);
+
+// Of sessions, all that have a device; changed under the interpreter's lock only.
+std::vector<std::weak_ptr<const ExecutionProvider>>& DeviceProviders() {
+  static auto* providers = new std::vector<std::weak_ptr<const ExecutionProvider>>;
+  return *providers;
+}
+
+// The tensor for use on the other side of a border: later work there begins when earlier work on
+// this side is done; when the tensor is released, the other way round. `theirs` is the stream on
+// Python's side; on ours it is that of each provider on the tensor's device.
+Tensor InOrder(const Tensor& tensor, void* theirs, bool comes_in) {
+  const ProviderList providers = ProvidersOn(tensor.device());
+  if (providers.empty()) return tensor;
+  const auto order = [providers, theirs](bool theirs_first) {
+    Status failed;
+    for (const auto& provider : providers) {
+      void* const ours = provider->stream();
+      const Status status =
+          OrderStreams(*provider, theirs_first ? theirs : ours, theirs_first ? ours : theirs);
+      if (!status.ok()) failed = status;
+    }
+    return failed;
+  };
+  const Status status = order(comes_in);
+  if (!status.ok()) Raise(status);
+  const std::shared_ptr<Buffer>& owner = tensor.buffer();
+  const size_t offset =
+      static_cast<size_t>(static_cast<char*>(tensor.raw()) - static_cast<char*>(owner->data()));
+  // A stream that is gone has no work left to wait for.
+  auto buffer = std::make_shared<Buffer>(
+      owner->data(), owner->size(), owner->device(),
+      [order, owner, comes_in](void*) { static_cast<void>(order(!comes_in)); });
+  return Tensor(tensor.dtype(), tensor.shape(), std::move(buffer), offset);
 }
 
 // The type's table of DLPack 1.x functions; null where it has none.
@@ -59,6 +104,15 @@ DLTensor View(const DLPackExchangeAPI& api, nb::handle object) {
   return view;
 }
 
+// The stream that the library works on now; null on the host.
+void* StreamOf(const DLPackExchangeAPI& api, Device device) {
+  void* stream = nullptr;
+  if (device.type == DeviceType::kCuda &&
+      api.current_work_stream(kDLCUDA, device.index, &stream) != 0)
+    throw nb::python_error();
+  return stream;
+}
+
 // The pointer in a capsule, which is then marked as used; null where the capsule has another name.
 template <typename Managed>
 Managed* TakeFrom(nb::handle capsule, const char* name, const char* used_name) {
@@ -80,15 +134,24 @@ Tensor FromCapsule(nb::handle capsule, DlpackImport* facts) {
   return {};
 }
 
+bool IsOnGpu(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  return nb::cast<int>(object.attr("__dlpack_device__")()[0]) == kDLCUDA;
+}
+
+// The capsule of the tensor, which is safe to use on the legacy stream if it is a GPU's.
 nb::object CallDlpack(nb::handle object) {
   nb::object method = object.attr(names().dlpack);
+  nb::dict arguments;
+  if (IsOnGpu(object)) arguments["stream"] = reinterpret_cast<uintptr_t>(kLegacyStream);
+  const nb::object without_version = arguments.attr("copy")();
+  arguments["max_version"] = nb::make_tuple(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION);
   try {
-    return method(nb::arg("max_version") =
-                      nb::make_tuple(DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION));
+    return method(**arguments);
   } catch (nb::python_error& error) {  // a producer that is older than versions
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return method();
+  return method(**without_version);
 }
 
 // Frees a capsule that nobody has taken.
@@ -113,10 +176,21 @@ nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object ma
   const DlpackDevice device = Unwrap(DlpackDeviceOf(tensor.device()));
   if (tensor.device().is_host() && !stream.is_none())
     RaiseBufferError("a tensor on the CPU has no stream");
+  void* theirs = kLegacyStream;
+  bool ordered = !tensor.device().is_host();
+  if (!stream.is_none()) {
+    const auto number = nb::cast<int64_t>(stream);
+    if (number == 0) RaiseBufferError("stream 0 is ambiguous: 1 is the legacy default stream");
+    ordered = number != -1;
+    theirs = reinterpret_cast<void*>(number);
+  }
   if (!dl_device.is_none() && !dl_device.equal(nb::make_tuple(device.type, device.index))) {
     RaiseBufferError("the tensor is on another device than dl_device, and is not moved");
   }
   const bool copied = copy.is(nb::bool_(true));
+  if (copied && !tensor.device().is_host())
+    RaiseBufferError("a tensor on a device is shared, and not copied");
+  if (ordered) tensor = InOrder(tensor, theirs, /*comes_in=*/false);
   if (copied) tensor = Unwrap(tensor.Clone());
   PyObject* capsule;
   if (max_version.is_none() || nb::cast<int>(max_version[0]) < 1) {
@@ -152,14 +226,44 @@ const DLPackExchangeAPI& TorchApi() {
 
 }  // namespace
 
+void AddDeviceProvider(const std::shared_ptr<const ExecutionProvider>& provider) {
+  if (provider->device().is_host()) return;
+  auto& all = DeviceProviders();
+  std::erase_if(all, [](const auto& held) { return held.expired(); });
+  all.push_back(provider);
+}
+
+ProviderList ProvidersOn(Device device) {
+  ProviderList out;
+  if (device.is_host()) return out;
+  for (const auto& held : DeviceProviders()) {
+    auto provider = held.lock();
+    if (provider != nullptr && provider->device() == device) out.push_back(std::move(provider));
+  }
+  return out;
+}
+
+RuntimeValue OnHost(const RuntimeValue& value) {
+  if (!value.is_tensor()) return value;
+  const ProviderList providers = ProvidersOn(value.tensor().device());
+  // The first one copies; any of them may have made the tensor.
+  for (const auto& provider : providers) {
+    const Status ordered = OrderStreams(*providers[0], provider->stream(), providers[0]->stream());
+    if (!ordered.ok()) Raise(ordered);
+  }
+  return Unwrap(ToHost(value.tensor(), providers));
+}
+
 Tensor FromPython(nb::handle object, DlpackImport* facts) {
   const DLPackExchangeAPI* api = ExchangeApiOf(Py_TYPE(object.ptr()));
-  if (api == nullptr) return FromCapsule(CallDlpack(object), facts);
+  if (api == nullptr)
+    return InOrder(FromCapsule(CallDlpack(object), facts), kLegacyStream, /*comes_in=*/true);
   const nb::object source = Resolved(object, View(*api, object));
   DLManagedTensorVersioned* managed = nullptr;
   if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0)
     throw nb::python_error();
-  return Unwrap(ImportDlpack(managed, facts));
+  const Tensor tensor = Unwrap(ImportDlpack(managed, facts));
+  return InOrder(tensor, StreamOf(*api, tensor.device()), /*comes_in=*/true);
 }
 
 bool HasDlpackFunctions(nb::handle object) {
@@ -193,7 +297,8 @@ nb::object ToTorch(const Tensor& tensor) {
   if (tensor.defined() && DTypeFileBits(tensor.dtype()) < 8) {  // PyTorch knows no padded ones
     Raise(Unsupported(std::string("PyTorch has no type for ") + DTypeName(tensor.dtype())));
   }
-  DLManagedTensorVersioned* managed = Unwrap(ExportDlpack(tensor));
+  const Tensor ordered = InOrder(tensor, StreamOf(api, tensor.device()), /*comes_in=*/false);
+  DLManagedTensorVersioned* managed = Unwrap(ExportDlpack(ordered));
   void* out = nullptr;
   if (api.managed_tensor_to_py_object_no_sync(managed, &out) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(out));

@@ -91,7 +91,9 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
                         .parts = nb::cast<int>(get("parts"))};
   }
   options.threads = nb::cast<int>(get("threads"));
-  options.providers = {CpuProvider()};
+  options.providers = arguments.contains("providers")
+                          ? ProvidersOf(nb::cast<NamedProviders>(get("providers")))
+                          : ProviderList{CpuProvider()};
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
   if (arguments.contains("communicator")) {

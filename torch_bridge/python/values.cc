@@ -230,6 +230,7 @@ void BindValues(nb::module_& m) {
       .def_prop_ro("is_map", &RuntimeValue::is_map)
       .def("elements", [](const RuntimeValue& v) { return v.sequence(); })
       .def("dict", &DictOf)
+      .def("to_ort_value", [](const RuntimeValue& v) { return OrtValue{v}; })
       .def("bytes", &BytesOfTensor)
       .def("strings", [](const RuntimeValue& v) {
         nb::list out;

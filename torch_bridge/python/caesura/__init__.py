@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from caesura import _core
 from caesura.integrations.tensorboard import EventWriter
-from caesura.sessions.inference import (InferenceSession, ModelMetadata, NodeArg, get_available_providers,
-                                        get_device)
+from caesura.sessions.inference import InferenceSession, ModelMetadata, NodeArg, get_device
 from caesura.sessions.io_binding import IOBinding, OrtValue
 from caesura.sessions.options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
                                       RunOptions, SessionOptions)
+from caesura.sessions.providers import get_available_providers
 from caesura.sessions.split import ForwardRun, SplitModule
 from caesura.sessions.training import TrainingSession, open_step
 

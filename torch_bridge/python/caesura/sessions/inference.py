@@ -2,55 +2,18 @@
 """Inference sessions: they run an ONNX model with the interface of onnxruntime.InferenceSession."""
 
 import importlib.util
-import pathlib
 import sys
 import time
 import weakref
 from typing import NamedTuple, Optional
 from collections.abc import Sequence
 
-from caesura import _core, torch_kernels
+from caesura import _core
 from caesura.sessions.io_binding import IOBinding
 from caesura.sessions.options import SessionOptions
 from caesura.sessions.provider_fallback import FallsBack
+from caesura.sessions.providers import CPU, OPENVINO, SHORT, named_providers, native_providers
 from caesura.sessions.values import model_source
-
-_CPU, _TORCH, _COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
-_OPENVINO, _CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
-_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
-_SHORT = {"cpu": (_CPU,), "torch": (_TORCH, _CPU), "torch-only": (_TORCH,)}
-
-
-def get_available_providers() -> list:
-    """Lists the providers that `InferenceSession(providers=...)` may name here, beside plug-ins of your own.
-
-    Returns:
-        list: "CPUExecutionProvider"; "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the
-        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is. A session
-        also takes "CUDAExecutionProvider", which is early and not listed: without a GPU it raises NotImplementedError.
-
-    Example::
-
-        print(caesura.get_available_providers())
-    """
-    openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
-    return [_CPU] + [_TORCH] * torch_kernels.built() + [_OPENVINO] * openvino
-
-
-def _with_cuda_libraries(options: dict) -> dict:
-    """The options with the files that NVIDIA's packages have installed beside Python, where the caller names none."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [pathlib.Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
-    for option, pattern in _CUDA_LIBRARIES.items():
-        found = [path for folder in folders for path in sorted(folder.glob(f"*/lib/{pattern}"))]
-        if found:
-            options.setdefault(option, str(found[0]))
-    return options
-
-
-def _is_plugin(name: str) -> bool:
-    """A path, or the name of a provider whose plug-in libcaesura_<name>.so is where they are looked for."""
-    return "/" in name or _core.has_plugin("caesura_" + name.removesuffix("ExecutionProvider").lower())
 
 
 def get_device() -> str:
@@ -103,37 +66,6 @@ class ModelMetadata(NamedTuple):
     custom_metadata_map: dict
 
 
-def _named(providers, provider_options) -> dict:
-    """The providers' options by name, in order, with the CPU last. Raises for unknown names, options and forms."""
-    known = get_available_providers() + [_COUNTING]
-    named = {}
-    if isinstance(providers, str):
-        raise ValueError(f"providers is a list of names, got the string '{providers}'")
-    if provider_options is not None and len(provider_options) != len(providers):
-        raise ValueError(f"{len(provider_options)} provider_options for {len(providers)} providers")
-    for i, item in enumerate(providers):
-        name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
-        if name not in (*known, _CUDA) and not _is_plugin(name):
-            raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
-        for option in options:
-            if name in (_CPU, _TORCH, _COUNTING) and (name, option) not in ((_COUNTING, "memory_bytes"), (_TORCH, "device")):
-                raise ValueError(f"provider {name} has no option '{option}'")
-        given = {key: str(value) for key, value in options.items()}
-        named.setdefault(name, _with_cuda_libraries(given) if name == _CUDA else given)
-    named.setdefault(_CPU, {})
-    return named
-
-
-def _native(named) -> list:
-    """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
-    if _TORCH in named:
-        torch_kernels.load()
-    if list(named)[:2] == [_TORCH, _CPU] and named[_TORCH].get("device", "cpu") == "cpu":
-        return [("torch", {})]
-    own = {_CPU: "cpu", _TORCH: "torch-only", _COUNTING: "counting"}
-    return [(own.get(name, name), options) for name, options in named.items()]
-
-
 class InferenceSession(FallsBack):
     """A model made ready to run, with onnxruntime's methods and arguments.
 
@@ -173,20 +105,20 @@ class InferenceSession(FallsBack):
             self._settings["threads"] = threads
         self._finish_runs: weakref.finalize | None = None
         if provider is None:
-            self.set_providers(providers if providers is not None else [_CPU], provider_options)
+            self.set_providers(providers if providers is not None else [CPU], provider_options)
         elif providers is not None:
             raise ValueError("give providers or provider, not both")
-        elif provider not in _SHORT:
-            raise ValueError(f"provider '{provider}' is none of {', '.join(_SHORT)}")
+        elif provider not in SHORT:
+            raise ValueError(f"provider '{provider}' is none of {', '.join(SHORT)}")
         else:
-            self._open({name: {} for name in _SHORT[provider]}, [(provider, {})])
+            self._open({name: {} for name in SHORT[provider]}, [(provider, {})])
 
     def _open(self, named, native):
         try:
             session = _core.Session(self._source, native, **self._settings)
         except KeyError as error:
-            if _OPENVINO in named and importlib.util.find_spec("openvino") is None:
-                raise ImportError(f"{_OPENVINO} needs OpenVINO: pip install 'caesura-train[openvino]'") from error
+            if OPENVINO in named and importlib.util.find_spec("openvino") is None:
+                raise ImportError(f"{OPENVINO} needs OpenVINO: pip install 'caesura-train[openvino]'") from error
             raise
         if self._finish_runs is not None:
             self._finish_runs()
@@ -233,8 +165,8 @@ class InferenceSession(FallsBack):
         """Reads the model again and makes it ready for these providers. Bindings that were made before stay with the
         old ones.
         """
-        named = _named(providers if providers is not None else [_CPU], provider_options)
-        self._open(named, _native(named))
+        named = named_providers(providers if providers is not None else [CPU], provider_options)
+        self._open(named, native_providers(named))
 
     # --- runs ---
 

@@ -23,7 +23,8 @@ def ortvalue_from_shape_and_type(shape: Sequence[int], element_type, device_type
         NotImplementedError: another device than the host was asked for.
     """
     if device_type != "cpu":
-        raise NotImplementedError(f"memory on {device_type} comes from its own library; OrtValue.from_dlpack takes it")
+        raise NotImplementedError(f"memory on {device_type} comes from its own library (OrtValue.from_dlpack takes it), or from "
+                                  "ortvalue_from_numpy")
     return OrtValue._from_shape(list(shape), dtype_number(element_type))  # type: ignore[attr-defined]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from caesura import _core
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
+from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
 
 
@@ -19,7 +20,8 @@ class ForwardRun:
 
     Attributes:
         outputs: dict from output name to array, in the model's order. The arrays are the caller's, to be overwritten or
-            dropped at any time. They are torch.Tensors if one of the feeds was.
+            dropped at any time. They are torch.Tensors if one of the feeds was, else OrtValues if the module was made
+            with on_device=True, else NumPy arrays.
 
     Raises:
         ValueError: from backward(), if gradients do not fit.
@@ -30,10 +32,14 @@ class ForwardRun:
         gradients = run.backward({"y": run.outputs["y"]})
     """
 
-    def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str], torch: bool):
-        self._run, self._torch = run, torch
+    def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str], torch: bool, on_device: bool):
+        self._run, self._torch, self._on_device = run, torch, on_device
         self._output_names, self._gradient_names = output_names, gradient_names
-        self.outputs = {name: from_value(value, torch) for name, value in zip(output_names, run.take_outputs())}
+        self.outputs = self._named(output_names, run.take_outputs(on_device))
+
+    def _named(self, names: Sequence[str], values) -> dict:
+        as_values = self._on_device and not self._torch
+        return {name: value.to_ort_value() if as_values else from_value(value, self._torch) for name, value in zip(names, values)}
 
     @property
     def pending(self) -> bool:
@@ -60,8 +66,7 @@ class ForwardRun:
             if unknown:
                 raise ValueError(f"the module has no outputs {unknown}; it has {list(self._output_names)}")
             gradients = [gradients.get(name) for name in self._output_names]
-        results = self._run.backward([to_value(item) for item in gradients], keep)
-        return {name: from_value(value, self._torch) for name, value in zip(self._gradient_names, results)}
+        return self._named(self._gradient_names, self._run.backward([to_value(item) for item in gradients], keep))
 
     def save(self, path) -> None:
         """Writes the run to a file (safetensors): what its backward reads, the parameters that it began with, and
@@ -96,6 +101,12 @@ class SplitModule(FallsBack):
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops; each forward draws other numbers.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
+        providers: names, or (name, options) pairs, in order of preference, as for InferenceSession; the CPU's kernels
+            always come last.
+        provider_options: one dict for each provider.
+        on_device: True leaves outputs and gradients in the memory of the device that makes them: no copy to the host,
+            and no wait of the host. They are OrtValues, which other libraries take by DLPack, or torch.Tensors. Gradients
+            given to backward() may be on the device, too.
 
     Raises:
         ValueError: an option, a name or the model is not as it should be.
@@ -111,10 +122,13 @@ class SplitModule(FallsBack):
 
     def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
                  inputs: Sequence[str] = (), training: bool = True, threads: int = 0, seed: int = 0,
-                 custom_ops: Optional[CustomOps] = None):
+                 custom_ops: Optional[CustomOps] = None, providers: Sequence = (CPU,),
+                 provider_options: Optional[Sequence[dict]] = None, on_device: bool = False):
+        self._on_device = on_device
         self._session = _core.Split.open(model_source(model), {
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants, "inputs": list(inputs),
             "training": training, "threads": threads, "seed": seed, "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
+            "providers": native_providers(named_providers(providers, provider_options)), "on_device": on_device,
         })
         self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 
@@ -124,7 +138,8 @@ class SplitModule(FallsBack):
         Feeds must stay unchanged until the run is over: its backward reads them again. Running statistics are written
         when this returns; a forward that fails has changed nothing.
         """
-        return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()))
+        return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()),
+                          self._on_device)
 
     def load_run(self, path, torch: bool = False) -> ForwardRun:
         """Takes up a run that ForwardRun.save() has written, perhaps in another process by a module of the same model and
@@ -142,7 +157,7 @@ class SplitModule(FallsBack):
 
             gradients = module.load_run("run.safetensors").backward({"y": dy})
         """
-        return ForwardRun(self._session.load_run(os.fspath(path)), self._output_names, self._gradient_names, torch)
+        return ForwardRun(self._session.load_run(os.fspath(path)), self._output_names, self._gradient_names, torch, self._on_device)
 
     def predict(self, feeds: dict) -> dict:
         """Runs the forward in evaluation mode; returns the outputs by name."""

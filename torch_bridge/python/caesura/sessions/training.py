@@ -9,6 +9,7 @@ from caesura import _core
 from caesura.ranks import communicator
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
+from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
 
 
@@ -68,6 +69,10 @@ class TrainingSession(FallsBack):
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
+        providers: names, or (name, options) pairs, in order of preference, as for InferenceSession; the CPU's kernels
+            always come last. With CUDAExecutionProvider, parameters and optimizer state are in the GPU's memory where
+            their updates have kernels there.
+        provider_options: one dict for each provider.
         **coefficients: the optimizer's own, with PyTorch's meaning and defaults: learning_rate, beta1, beta2, epsilon,
             weight_decay, momentum, ...
 
@@ -92,7 +97,8 @@ class TrainingSession(FallsBack):
                  retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
                  total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0,
-                 threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None, **coefficients):
+                 threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None,
+                 providers: Sequence = (CPU,), provider_options: Optional[Sequence[dict]] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
@@ -107,6 +113,7 @@ class TrainingSession(FallsBack):
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
             "communicator": communicator(process_group), "shard": shard,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
+            "providers": native_providers(named_providers(providers, provider_options)),
         })
 
     def step(self, feeds: dict) -> float:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The providers that sessions name: which there are, their options, and how _core takes them."""
+
+import importlib.util
+import pathlib
+
+from caesura import _core, torch_kernels
+
+CPU, TORCH, COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
+OPENVINO, CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
+_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
+SHORT = {"cpu": (CPU,), "torch": (TORCH, CPU), "torch-only": (TORCH,)}
+
+
+def get_available_providers() -> list:
+    """Lists the providers that `InferenceSession(providers=...)` may name here, beside plug-ins of your own.
+
+    Returns:
+        list: "CPUExecutionProvider"; "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the
+        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is. A session
+        also takes "CUDAExecutionProvider", which is early and not listed: without a GPU it raises NotImplementedError.
+
+    Example::
+
+        print(caesura.get_available_providers())
+    """
+    openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
+    return [CPU] + [TORCH] * torch_kernels.built() + [OPENVINO] * openvino
+
+
+def _with_cuda_libraries(options: dict) -> dict:
+    """The options with the files that NVIDIA's packages have installed beside Python, where the caller names none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [pathlib.Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
+    for option, pattern in _CUDA_LIBRARIES.items():
+        found = [path for folder in folders for path in sorted(folder.glob(f"*/lib/{pattern}"))]
+        if found:
+            options.setdefault(option, str(found[0]))
+    return options
+
+
+def _is_plugin(name: str) -> bool:
+    """A path, or the name of a provider whose plug-in libcaesura_<name>.so is where they are looked for."""
+    return "/" in name or _core.has_plugin("caesura_" + name.removesuffix("ExecutionProvider").lower())
+
+
+def named_providers(providers, provider_options) -> dict:
+    """The providers' options by name, in order, with the CPU last. Raises for unknown names, options and forms."""
+    known = get_available_providers() + [COUNTING]
+    named = {}
+    if isinstance(providers, str):
+        raise ValueError(f"providers is a list of names, got the string '{providers}'")
+    if provider_options is not None and len(provider_options) != len(providers):
+        raise ValueError(f"{len(provider_options)} provider_options for {len(providers)} providers")
+    for i, item in enumerate(providers):
+        name, options = item if isinstance(item, tuple) else (item, provider_options[i] if provider_options else {})
+        if name not in (*known, CUDA) and not _is_plugin(name):
+            raise ValueError(f"provider '{name}' is not known; there are {', '.join(known[:-1])}")
+        for option in options:
+            if name in (CPU, TORCH, COUNTING) and (name, option) not in ((COUNTING, "memory_bytes"), (TORCH, "device")):
+                raise ValueError(f"provider {name} has no option '{option}'")
+        given = {key: str(value) for key, value in options.items()}
+        named.setdefault(name, _with_cuda_libraries(given) if name == CUDA else given)
+    named.setdefault(CPU, {})
+    return named
+
+
+def native_providers(named) -> list:
+    """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
+    if TORCH in named:
+        torch_kernels.load()
+    if list(named)[:2] == [TORCH, CPU] and named[TORCH].get("device", "cpu") == "cpu":
+        return [("torch", {})]
+    own = {CPU: "cpu", TORCH: "torch-only", COUNTING: "counting"}
+    return [(own.get(name, name), options) for name, options in named.items()]
