@@ -6,14 +6,15 @@
 #include "core/base/status_macros.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
+#include "core/providers/cuda/cuda_provider.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura::command {
 
 void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string& group) {
-  app.add_option(
-         "--provider", choice->name,
-         "A provider to ask before the CPU's: OpenVINOExecutionProvider, or the path of a plug-in")
+  app.add_option("--provider", choice->name,
+                 "A provider to ask before the CPU's: cuda (short for CUDAExecutionProvider), "
+                 "OpenVINOExecutionProvider, or the path of a plug-in")
       ->group(group);
   app.add_option("--provider-option", choice->options, "KEY=VALUE for it; may be given again")
       ->group(group);
@@ -29,7 +30,8 @@ Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
     options[option.substr(0, equals)] = option.substr(equals + 1);
   }
   if (!choice.name.empty()) {
-    ASSIGN_OR_RETURN(auto provider, ProviderByName(choice.name, options));
+    const std::string name = choice.name == "cuda" ? kCudaProviderName : choice.name;
+    ASSIGN_OR_RETURN(auto provider, ProviderByName(name, options));
     out.push_back(std::move(provider));
   } else if (!options.empty()) {
     return InvalidArgument("--provider-option needs --provider");
