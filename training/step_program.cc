@@ -61,8 +61,8 @@ Result<DType> PrecisionByName(const std::string& name) {
 }
 
 bool IsProgramInput(const std::string& name) {
-  const std::string own[] = {kLearningRateInput,   kCoefficientsInput, kStepInput,     kResetInput,
-                             kGradientFactorInput, kLossScaleInput,    kRankShareInput};
+  const std::string own[] = {kLearningRateInput, kCoefficientsInput,   kStepInput,      kResetInput,
+                             kMicroStepInput,    kGradientFactorInput, kLossScaleInput, kRankShareInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
 }
 
@@ -96,10 +96,21 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "a micro-step that the others do");
   }
   if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options));
+  const bool is_ordered = options.logical_shards > 0;
+  if (is_ordered && (options.keep_gradients || options.refuse_nonfinite)) {
+    return Unsupported(
+        "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
+        "(refuse_nonfinite)");
+  }
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
   ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics, SwitchToTraining(graph));
+  if (is_ordered && !statistics.empty()) {
+    return Unsupported("logical_shards: the running statistics ('" +
+                       statistics.front().target->name() +
+                       "') are those of one rank's batches, so they depend on the number of ranks");
+  }
   ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
   GradientOptions gradient_options;
   Value* loss_scale = nullptr;
@@ -126,8 +137,13 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, loss);
   const bool by_parts = options.shard_ranks > 0 && options.shard_accumulators;
   if (by_parts) writer.ReduceParts(gradients);
-  if (options.accumulation_steps != 1) writer.Accumulate(gradients, has_ranks && with_update);
+  if (options.accumulation_steps != 1 && is_ordered) {
+    writer.AccumulateInPairs(gradients, &loss, with_update);
+  } else if (options.accumulation_steps != 1) {
+    writer.Accumulate(gradients, has_ranks && with_update);
+  }
   if (has_ranks && with_update) writer.Reduce(gradients, &loss, left);
+  if (is_ordered && with_update) writer.TakeMean(&loss);
   if (options.refuse_nonfinite && has_ranks) writer.RequireFinite(gradients, loss);
   graph.AddOutput(BeforeUpdates(graph, loss));
   for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));

@@ -60,6 +60,10 @@ struct StepOptions : TrainableOptions {
   // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
   // its parts only.
   bool shard_accumulators = false;
+  // The micro-batches of an update on all ranks together, whose gradients are summed in an order
+  // that is the same at any number of ranks. accumulation_steps of them are this rank's. 0: any
+  // order.
+  int logical_shards = 0;
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
@@ -79,6 +83,8 @@ inline constexpr char kCoefficientsInput[] =
 inline constexpr char kStepInput[] = "caesura.step";  // int64 scalar, counts updates from 1
 inline constexpr char kResetInput[] =
     "caesura.reset";  // bool scalar: the first micro-step of an update
+inline constexpr char kMicroStepInput[] =
+    "caesura.micro_step";  // int64 scalar, of an update from 0 on; with logical_shards
 // float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when
 // to update.
 inline constexpr char kGradientFactorInput[] = "caesura.gradient_factor";
@@ -92,7 +98,8 @@ bool IsProgramInput(const std::string& name);
 
 // A training step as one graph, and the parameters that it reads and writes. The caller owns both.
 struct StepProgram {
-  // Outputs: the loss (not scaled; the mean over all ranks, where there are others), then the
+  // Outputs: the loss (not scaled; the mean over all ranks, where there are others; with
+  // logical_shards the mean of all of them, where the program updates), then the
   // outputs and the gradients that are kept; then, where the loss is scaled and the program
   // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;

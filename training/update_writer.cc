@@ -2,6 +2,7 @@
 #include "training/update_writer.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "core/base/names.h"
@@ -70,12 +71,17 @@ Value* UpdateWriter::Handed(Value* gradient) {
 
 void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
                           std::vector<Value*>& statistics) {
-  rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   std::vector<Value**> summed = {loss}, left;
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
     if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
   }
+  if (options_.logical_shards > 0) {
+    collectives_.OrderedSum(summed, options_.bucket_bytes,
+                            options_.logical_shards / options_.accumulation_steps);
+    return;
+  }
+  rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   for (Value*& statistic : statistics) left.push_back(&statistic);
   collectives_.AllReduce(summed, options_.bucket_bytes);
   if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
@@ -105,6 +111,24 @@ void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
     gradients[i]->set_type(parameter->type());
     gradients[i] = Accumulated(parameter->name(), gradients[i], reset, apart);
   }
+}
+
+void UpdateWriter::AccumulateInPairs(std::vector<Value*>& gradients, Value** loss, bool updates) {
+  Value* index = graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
+  const int levels = std::bit_width(static_cast<unsigned>(options_.accumulation_steps - 1));
+  const auto add = [&](std::string name, Value** value) {
+    std::vector<int64_t> dims = {levels};
+    for (const Dim& dim : *(*value)->type().shape) dims.push_back(dim.value);
+    Value* buffer = State("accumulator", name, Shape(dims), (*value)->dtype());
+    Node* node = Act(updates ? "PairwiseSum" : "PairwiseAccumulator", {buffer, *value, index}, {}, 1);
+    node->output(0)->set_type(updates ? (*value)->type() : buffer->type());
+    if (updates) *value = node->output(0);
+  };
+  for (int i = 0; i < program_.trained; ++i) {
+    gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
+    add(program_.parameters[i], &gradients[i]);
+  }
+  add("caesura.loss", loss);
 }
 
 std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
@@ -156,13 +180,17 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
   return As(Op("Sqrt", {square}, wide), dtype);
 }
 
+Value* UpdateWriter::MeanFactor() {
+  if (options_.accumulation_steps == 0)
+    return graph_.AddInput(kGradientFactorInput, ValueType::Tensor(DType::kFloat64, Shape{}));
+  const int count =
+      options_.logical_shards > 0 ? options_.logical_shards : options_.accumulation_steps;
+  return graph_.AddInitializer("caesura.gradient_factor", Tensor::Scalar<double>(1.0 / count));
+}
+
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
-  Value* factor =
-      options_.accumulation_steps == 0
-          ? graph_.AddInput(kGradientFactorInput, wide)
-          : graph_.AddInitializer("caesura.gradient_factor",
-                                  Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
+  Value* factor = MeanFactor();
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
   if (rank_share_ != nullptr) factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
@@ -242,7 +270,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
-  if (rank_share_ != nullptr) step = collectives_.Agreed(step);
+  if (options_.bucket_bytes > 0) step = collectives_.Agreed(step);
   if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   if (buckets_.empty()) {

@@ -32,10 +32,15 @@ class UpdateWriter {
   // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
   // later steps read, as the step ends with an update.
   void Accumulate(std::vector<Value*>& gradients, bool apart);
+  // Likewise with StepOptions::logical_shards, in pairs. Where the step `updates` the loss becomes
+  // the sum of all micro-steps' losses.
+  void AccumulateInPairs(std::vector<Value*>& gradients, Value** loss, bool updates);
   // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them),
   // takes the mean of their losses, and rank 0's statistics. Update's writes then wait until all
   // ranks have them. To be called before it.
   void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
+  // The mean of the logical shards' losses, of their sum.
+  void TakeMean(Value** loss) { *loss = Times(*loss, MeanFactor()); }
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
 
@@ -56,6 +61,8 @@ class UpdateWriter {
   Value* Accumulated(const std::string& name, Value* gradient, Value* reset, bool apart);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
+  // A float64 scalar that makes a sum of micro-steps' gradients their mean.
+  Value* MeanFactor();
   // `value`, once what RequireFinite was given is known to be finite.
   Value* Checked(Value* value);
   // A tensor that an update op changes, and the name that its state goes by.

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import time
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -226,6 +227,22 @@ def shards(rank, path):
     return True
 
 
+def ordered(rank, path, folder, shards=4, updates=20):
+    """One rank and all ranks give the same bits, with dropout: of each, the hash of losses and parameters is compared."""
+    world = dist.get_world_size()
+    group = dist.new_group([0]) if world == 1 else None
+    session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, clip_norm=0.1, seed=7, threads=1,
+                                      process_group=group, logical_shards=shards)
+    own, losses = shards // world, []
+    for update in range(updates):
+        for shard in range(rank * own, (rank + 1) * own):
+            loss = session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, shard, update)))))
+        losses.append(loss)
+    assert session.updates == updates
+    numpy.savez(pathlib.Path(folder) / f"{world}_{rank}.npz", losses=losses, **session.parameters())
+    return True
+
+
 def suite(rank):
     """The checks that every communicator passes (tests/core/distributed/communicator_suite.h)."""
     torch_kernels.load()
@@ -313,6 +330,28 @@ def test_sessions(tmp_path):
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
     for body in (sessions, shards):
         run_ranks(2, body, str(tmp_path / "net.onnx"))
+
+
+def test_ordered_sums(tmp_path):
+    from onnx import helper, numpy_helper, save, TensorProto
+    random = torch.Generator().manual_seed(1)
+    weights = {"w": torch.randn(64, 32, generator=random) / 8, "v": torch.randn(32, 8, generator=random) / 4}
+    constants = {"rate": numpy.float32(0.25), "on": numpy.bool_(True)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["a"]),
+             helper.make_node("Dropout", ["a", "rate", "on"], ["d"]), helper.make_node("MatMul", ["d", "v"], ["y"])]
+    graph = helper.make_graph(nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+                              [numpy_helper.from_array(numpy.asarray(value), name)
+                               for name, value in (*((n, w.numpy()) for n, w in weights.items()), *constants.items())])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
+    for world in (1, 2, 4):
+        run_ranks(world, ordered, str(tmp_path / "net.onnx"), str(tmp_path))
+    one = numpy.load(tmp_path / "1_0.npz")
+    assert len(set(one["losses"])) == 20 and "w" in one
+    for world in (2, 4):
+        for rank in range(world):
+            ours = numpy.load(tmp_path / f"{world}_{rank}.npz")
+            assert all(numpy.array_equal(ours[name], one[name]) for name in one), f"rank {rank} of {world}"
 
 
 def test_survivors_go_on():

@@ -100,6 +100,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
       options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
   if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
+  if (arguments.contains("logical_shards"))
+    options.logical_shards = nb::cast<int>(get("logical_shards"));
   if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));

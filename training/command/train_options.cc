@@ -134,6 +134,12 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->check(CLI::Range(0, 3))
       ->capture_default_str()
       ->group(group);
+  app.add_option("--logical-shards", o->logical_shards,
+                 "Divide each batch into so many parts, whose gradients are summed in one order: "
+                 "any number of processes then trains to the same bits; 0: any order")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
@@ -364,6 +370,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
   out.shard = options.shard;
+  out.logical_shards = options.logical_shards;
   out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }
