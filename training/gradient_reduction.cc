@@ -208,6 +208,14 @@ bool StartsCollective(const Node& node) {
          node.Is("AllGatherStart", kTrainingDomain);
 }
 
+// True if the node prepares a gradient for its exchange.
+bool PreparesCollective(const Node& node) {
+  if (node.Is("AccumulatedSum", kTrainingDomain) || node.Is("PairwiseSum", kTrainingDomain))
+    return true;
+  return node.Is("Cast") && !node.output(0)->uses().empty() &&
+         StartsCollective(*node.output(0)->uses().front().node);
+}
+
 // A node's key is the position of the node that it shall stand after; nodes of one key keep their
 // order.
 class CollectiveOrderPass : public Pass {
@@ -221,8 +229,7 @@ class CollectiveOrderPass : public Pass {
     for (const auto& node : graph.nodes()) {
       int& key = keys.at(node.get());
       const bool starts = StartsCollective(*node);
-      if (starts || node->Is("AccumulatedSum", kTrainingDomain) ||
-          node->Is("PairwiseSum", kTrainingDomain)) {
+      if (starts || PreparesCollective(*node)) {
         key = starts ? last_start : 0;
         for (const Value* input : node->inputs()) {
           if (input->producer() != nullptr) key = std::max(key, keys.at(input->producer()));

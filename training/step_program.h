@@ -24,6 +24,13 @@ enum class CommitMode {
                   // that fails in the middle is lost, and says so
 };
 
+// The mean that an update goes by, where several micro-steps or ranks have a batch each.
+enum class MeanOver {
+  kBatches,  // each batch counts alike, whatever its size
+  kTokens,   // each element that a loss is the mean of counts alike (AddLossCount): of cross
+             // entropy the targets that are not ignored
+};
+
 // The options of a training step: loss, optimizer, parameter groups, clipping, accumulation and
 // precision. BuildStepProgram refuses combinations that it cannot do.
 struct StepOptions : TrainableOptions {
@@ -38,6 +45,7 @@ struct StepOptions : TrainableOptions {
   // Micro-steps to one update; their mean gradient counts. 0: the caller decides
   // (TrainingSession::Accumulate).
   int accumulation_steps = 1;
+  MeanOver mean_over = MeanOver::kBatches;
   CommitMode commit = CommitMode::kLate;
   // A step whose loss or gradients are not finite fails before it has written anything. Reads all
   // gradients once more, unless they are clipped. Needs kLate, and no scaled loss, which has a rule
@@ -60,6 +68,9 @@ struct StepOptions : TrainableOptions {
   // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
   // its parts only.
   bool shard_accumulators = false;
+  // kBFloat16: the ranks exchange gradients in it, half the bytes of float32. They are rounded to
+  // it, and so are their sums (docs/guides/step_ranks.md). kUndefined: in their own dtype.
+  DType exchange_dtype = DType::kUndefined;
   // The micro-batches of an update on all ranks together, whose gradients are summed in an order
   // that is the same at any number of ranks. accumulation_steps of them are this rank's. 0: any
   // order.
@@ -73,6 +84,8 @@ struct StepOptions : TrainableOptions {
   bool scales_loss() const { return precision == DType::kFloat16; }
 };
 
+// Of "batches" or "tokens".
+Result<MeanOver> MeanOverByName(const std::string& name);
 // The dtype of "fp32", "bf16" or "fp16".
 Result<DType> PrecisionByName(const std::string& name);
 
@@ -98,8 +111,8 @@ bool IsProgramInput(const std::string& name);
 
 // A training step as one graph, and the parameters that it reads and writes. The caller owns both.
 struct StepProgram {
-  // Outputs: the loss (not scaled; the mean over all ranks, where there are others; with
-  // logical_shards the mean of all of them, where the program updates), then the
+  // Outputs: the loss (not scaled; of a program that updates the mean over all ranks, where there
+  // are others; with logical_shards or MeanOver::kTokens over all micro-steps, too), then the
   // outputs and the gradients that are kept; then, where the loss is scaled and the program
   // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;

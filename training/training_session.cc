@@ -122,6 +122,7 @@ Status TrainingSession::MakePrograms() {
     StepOptions parts = options_.step;
     parts.accumulation_steps = 0;
     parts.logical_shards = 0;
+    parts.mean_over = MeanOver::kBatches;
     ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true));
     ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false));
   }
@@ -382,7 +383,8 @@ Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
   if (updates) {
     const double mean =
         std::exchange(loss_sum_, 0) / static_cast<double>(std::exchange(losses_, 0));
-    update_loss_ = ordered() ? loss : mean;
+    const bool is_mean_of_all = ordered() || options_.step.mean_over == MeanOver::kTokens;
+    update_loss_ = is_mean_of_all ? loss : mean;
     const double rate = AppliedRate();
     if (!skipped) curves_.Add(++updates_, update_loss_, rate);
   }

@@ -66,14 +66,31 @@ Value* UpdateWriter::Times(Value* value, Value* factor) {
 
 Value* UpdateWriter::Handed(Value* gradient) {
   if (inverse_scale_ != nullptr) gradient = Times(gradient, inverse_scale_);
+  if (mean_factor_ != nullptr) return Times(gradient, mean_factor_);
   return rank_share_ == nullptr ? gradient : Times(gradient, rank_share_);
 }
 
-void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
+Value* UpdateWriter::Weighted(Value* loss, Value* count) {
+  Value* zero = As(Constant(0), loss->dtype());
+  Value* is_none = Op("Equal", {count, zero}, ValueType::Tensor(DType::kBool, Shape{}));
+  Value* product = Op("Mul", {loss, count}, loss->type());
+  return Op("Where", {is_none, zero, product}, loss->type());
+}
+
+void UpdateWriter::DivideBy(Value* count) {
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  mean_factor_ = Op("Reciprocal", {As(count, DType::kFloat64)}, wide);
+}
+
+void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
                           std::vector<Value*>& statistics) {
-  std::vector<Value**> summed = {loss}, left;
+  std::vector<Value**> summed = totals, left;
+  std::vector<DType> own;
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
+    own.push_back(gradients[i]->dtype());
+    if (options_.exchange_dtype != DType::kUndefined)
+      gradients[i] = As(gradients[i], options_.exchange_dtype);
     if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
   }
   if (options_.logical_shards > 0) {
@@ -86,49 +103,48 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
   collectives_.AllReduce(summed, options_.bucket_bytes);
   if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
-  *loss = Times(*loss, rank_share_);
+  for (int i = 0; i < program_.trained; ++i) {
+    if (gradients[i]->dtype() != own[i]) gradients[i] = As(gradients[i], own[i]);
+  }
 }
 
-Value* UpdateWriter::Accumulated(const std::string& name, Value* gradient, Value* reset,
-                                 bool apart) {
+Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* place,
+                                 bool updates) {
+  const bool in_pairs = options_.logical_shards > 0;
   std::vector<int64_t> dims;
-  for (const Dim& dim : *gradient->type().shape) dims.push_back(dim.value);
-  Value* buffer = State("accumulator", name, Shape(dims), gradient->dtype());
-  Node* node =
-      Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradient, reset}, {}, 1);
-  node->output(0)->set_type(gradient->type());
+  if (in_pairs) dims.push_back(std::bit_width(unsigned(options_.accumulation_steps - 1)));
+  for (const Dim& dim : *value->type().shape) dims.push_back(dim.value);
+  Value* buffer = State("accumulator", name, Shape(dims), value->dtype());
+  if (in_pairs && !updates) {
+    Node* node = Act("PairwiseAccumulator", {buffer, value, place}, {}, 1);
+    node->output(0)->set_type(buffer->type());
+    return value;
+  }
+  const bool apart = updates && options_.bucket_bytes > 0;
+  const char* op_type = in_pairs ? "PairwiseSum" : apart ? "AccumulatedSum" : "InPlaceAccumulator";
+  Node* node = Act(op_type, {buffer, value, place}, {}, 1);
+  node->output(0)->set_type(value->type());
   return node->output(0);
 }
 
-void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
-  Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
+void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
+                              bool updates) {
+  Value* place =
+      options_.logical_shards > 0
+          ? graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}))
+          : Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
   for (Bucket& bucket : buckets_) {
     const std::string& name = program_.shards[bucket.shard].name;
-    bucket.gradient = Accumulated(name, bucket.gradient, reset, apart);
+    bucket.gradient = Accumulated(name, bucket.gradient, place, updates);
   }
   for (int i = 0; i < program_.trained && buckets_.empty(); ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
     gradients[i]->set_type(parameter->type());
-    gradients[i] = Accumulated(parameter->name(), gradients[i], reset, apart);
+    gradients[i] = Accumulated(parameter->name(), gradients[i], place, updates);
   }
-}
-
-void UpdateWriter::AccumulateInPairs(std::vector<Value*>& gradients, Value** loss, bool updates) {
-  Value* index = graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
-  const int levels = std::bit_width(static_cast<unsigned>(options_.accumulation_steps - 1));
-  const auto add = [&](std::string name, Value** value) {
-    std::vector<int64_t> dims = {levels};
-    for (const Dim& dim : *(*value)->type().shape) dims.push_back(dim.value);
-    Value* buffer = State("accumulator", name, Shape(dims), (*value)->dtype());
-    Node* node = Act(updates ? "PairwiseSum" : "PairwiseAccumulator", {buffer, *value, index}, {}, 1);
-    node->output(0)->set_type(updates ? (*value)->type() : buffer->type());
-    if (updates) *value = node->output(0);
-  };
-  for (int i = 0; i < program_.trained; ++i) {
-    gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
-    add(program_.parameters[i], &gradients[i]);
-  }
-  add("caesura.loss", loss);
+  const char* names[] = {"caesura.loss", "caesura.count"};
+  for (size_t t = 0; t < totals.size(); ++t)
+    *totals[t] = Accumulated(names[t], *totals[t], place, updates);
 }
 
 std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
@@ -181,6 +197,7 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
 }
 
 Value* UpdateWriter::MeanFactor() {
+  if (mean_factor_ != nullptr) return mean_factor_;
   if (options_.accumulation_steps == 0)
     return graph_.AddInput(kGradientFactorInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   const int count =
@@ -192,7 +209,8 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* factor = MeanFactor();
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
-  if (rank_share_ != nullptr) factor = Op("Mul", {factor, rank_share_}, wide);
+  if (rank_share_ != nullptr && mean_factor_ == nullptr)
+    factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
   Value* norm = is_known ? norm_ : Norm(gradients);

@@ -29,18 +29,22 @@ class UpdateWriter {
   Value* Handed(Value* gradient);
   // Leaves this rank its parts of the sums of the gradients over all ranks, for the calls below.
   void ReduceParts(const std::vector<Value*>& gradients);
-  // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
-  // later steps read, as the step ends with an update.
-  void Accumulate(std::vector<Value*>& gradients, bool apart);
-  // Likewise with StepOptions::logical_shards, in pairs. Where the step `updates` the loss becomes
-  // the sum of all micro-steps' losses.
-  void AccumulateInPairs(std::vector<Value*>& gradients, Value** loss, bool updates);
-  // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them),
-  // takes the mean of their losses, and rank 0's statistics. Update's writes then wait until all
-  // ranks have them. To be called before it.
-  void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
-  // The mean of the logical shards' losses, of their sum.
-  void TakeMean(Value** loss) { *loss = Times(*loss, MeanFactor()); }
+  // `loss` times the `count` of elements that it is the mean of; 0 where there are none.
+  Value* Weighted(Value* loss, Value* count);
+  // Adds the gradients and `totals`, a loss and maybe a count, to those of earlier micro-steps. The
+  // sums of a step that `updates` are no part of what later ones read.
+  void Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals, bool updates);
+  // Sums the gradients (with StepOptions::shard_ranks each rank's parts of them) and `totals` over
+  // all ranks, and takes rank 0's statistics. Update's writes then wait until all ranks have them.
+  // To be called before it.
+  void Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
+              std::vector<Value*>& statistics);
+  // From here on sums are divided by `count`, instead of by the number of micro-steps and ranks.
+  void DivideBy(Value* count);
+  // The mean loss, of a sum over all micro-steps and ranks.
+  Value* MeanLoss(Value* sum) { return Times(sum, MeanFactor()); }
+  // Likewise of a sum over ranks.
+  Value* MeanLossOfRanks(Value* sum) { return Times(sum, rank_share_); }
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
 
@@ -57,11 +61,14 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
-  // The sum of a gradient and those of earlier micro-steps.
-  Value* Accumulated(const std::string& name, Value* gradient, Value* reset, bool apart);
+  // The sum of a value and those of earlier micro-steps. `place`: whether, or with logical shards
+  // where, the micro-step stands in its update. A sum in pairs is there at the last one only;
+  // before it this is the value.
+  Value* Accumulated(const std::string& name, Value* value, Value* place, bool updates);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
-  // A float64 scalar that makes a sum of micro-steps' gradients their mean.
+  // A float64 scalar that makes a sum of micro-steps' gradients their mean; of all ranks' where
+  // there is no rank_share_.
   Value* MeanFactor();
   // `value`, once what RequireFinite was given is known to be finite.
   Value* Checked(Value* value);
@@ -114,7 +121,8 @@ class UpdateWriter {
   const StepOptions& options_;
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
-  Value* rank_share_ = nullptr;     // where several ranks sum their gradients
+  Value* rank_share_ = nullptr;     // where the mean goes over ranks
+  Value* mean_factor_ = nullptr;    // where it goes over counted elements
   CollectiveWriter collectives_{graph_, options_.collective_provider};
   std::vector<Bucket> buckets_;
   Value* norm_ = nullptr;  // of the gradients, where they must be finite

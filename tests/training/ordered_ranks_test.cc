@@ -102,6 +102,12 @@ TEST(OrderedRanks, HaveTheBitsOfOne) {
          real.options.step.precision = DType::kBFloat16;
          return real;
        }},
+      {kModels[0],
+       [] {
+         RealModel real = Mlp();
+         real.options.step.mean_over = MeanOver::kTokens;
+         return real;
+       }},
       {kModels[1], DroppingGpt},  // clipped
       {kModels[2], Llama},
   };

@@ -100,6 +100,12 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
       options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
   if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
+  if (arguments.contains("mean_over"))
+    options.step.mean_over = Unwrap(MeanOverByName(nb::cast<std::string>(get("mean_over"))));
+  if (arguments.contains("exchange_dtype") && !get("exchange_dtype").is_none()) {
+    options.step.exchange_dtype =
+        Unwrap(PrecisionByName(nb::cast<std::string>(get("exchange_dtype"))));
+  }
   if (arguments.contains("logical_shards"))
     options.logical_shards = nb::cast<int>(get("logical_shards"));
   if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));

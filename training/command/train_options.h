@@ -46,6 +46,7 @@ struct TrainOptions {
   uint64_t seed = 0;
   int threads = 0;
   int nproc = 1, shard = 0, logical_shards = 0;
+  std::string mean_over = "batches", exchange_dtype;
   ProviderChoice provider;
   // files
   std::string checkpoint, record, best, output, log, report, tensorboard;

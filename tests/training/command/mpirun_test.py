@@ -67,7 +67,8 @@ def test_ordered_sums_have_the_same_bits_at_any_number_of_ranks(classifier):  # 
     one, parts = (safetensors.numpy.load_file(classifier / name) for name in ("one", "parts"))
     assert one.keys() == parts.keys()
     assert all(np.array_equal(parts[name], one[name]) for name in one)
-    assert (classifier / "one.csv").read_text() == (classifier / "parts.csv").read_text()
+    losses = [np.genfromtxt(classifier / f"{name}.csv", delimiter=",", skip_header=1)[:, 2] for name in ("one", "parts")]
+    assert len(losses[0]) == 40 and np.array_equal(*losses)
     wrong = run(*_arguments(classifier, "c", "--logical-shards", "5"), expect=1)
     assert "5 logical shards are equal parts of each batch, which 24 examples do not have" in wrong.stderr
     wrong = run(*_arguments(classifier, "c", "--logical-shards", "12", "--nproc", "2"), expect=1, **AS_ROOT)

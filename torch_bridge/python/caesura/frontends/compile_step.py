@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
+from typing import Optional
 
 import torch
 
@@ -63,7 +64,8 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
-                 threads: int = 0, process_group=None) -> "CompiledStep":
+                 threads: int = 0, process_group=None, mean_over: str = "batches",
+                 exchange_dtype: Optional[str] = None) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -95,6 +97,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
         process_group: the ranks that train together. Updates go by the mean gradient of all, exchanged while the
             backward goes on; a call returns the mean of their losses; all begin with the parameters of rank 0. None: the
             default group of torch.distributed, where one is initialised.
+        mean_over: "batches": updates and losses are the mean of all ranks. "tokens": each target that the loss, a mean
+            cross entropy, does not ignore counts alike, on whatever rank it is. Without accumulation_steps.
+        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
 
     Returns:
         CompiledStep: call it in place of forward, backward and optimizer.step().
@@ -110,8 +115,12 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             loss = step(inputs, targets)
             scheduler.step()
     """
+    if mean_over == "tokens" and accumulation_steps != 1:
+        raise ValueError(f"mean_over='tokens' needs accumulation_steps=1, got {accumulation_steps}: the programs of a step do not "
+                         "count tokens together")
+    ranks = StepRanks(module, process_group, mean_over, exchange_dtype)
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads, process_group)
+                        threads, ranks)
 
 
 class CompiledStep(Suspendable):
@@ -136,9 +145,9 @@ class CompiledStep(Suspendable):
     _quick: Callable  # of the extension
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                 threads, process_group):
+                 threads, ranks):
         super().__init__()
-        self.ranks = StepRanks(module, process_group)
+        self.ranks = ranks
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer

@@ -10,12 +10,17 @@ from caesura.runtime.step_program import StepRefused
 class StepRanks:
     """The ranks that a compiled step trains with, from its first call on."""
 
-    def __init__(self, module, process_group):
+    def __init__(self, module, process_group, mean_over, exchange_dtype):
+        if mean_over not in ("batches", "tokens"):
+            raise ValueError(f"mean_over is 'batches' or 'tokens', got {mean_over!r}")
+        if exchange_dtype not in (None, "bf16"):
+            raise ValueError(f"exchange_dtype is 'bf16' or None, got {exchange_dtype!r}")
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
         self._group, self._communicator = process_group, None
         self._has_joined = False
+        self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype}
 
     def join(self, programs):
         """Finds the other ranks, which may have come after compile_step()."""
@@ -50,4 +55,4 @@ class StepRanks:
         one, for other shapes, may be opened on some ranks only.
         """
         joins, self._has_joined = not self._has_joined, True
-        return {"communicator": self._communicator, "join_ranks": joins}
+        return {"communicator": self._communicator, "join_ranks": joins, **self._options}
