@@ -75,6 +75,10 @@ struct StepOptions : TrainableOptions {
   // that is the same at any number of ranks. accumulation_steps of them are this rank's. 0: any
   // order.
   int logical_shards = 0;
+  // With shard_ranks: the parameters of each bucket, as another session that trains the same ones
+  // has them (TrainingSession::shards): then the two may share their state. Empty: buckets follow
+  // from the order in which gradients are ready.
+  std::vector<std::vector<std::string>> shard_buckets;
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the

@@ -234,6 +234,8 @@ class TrainingSession {
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
+  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
+  const std::vector<ParameterShard>& shards() const { return shards_; }
   // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory MemoryOfRank() const;
 

@@ -300,7 +300,18 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
 
 // --- sharded state ---
 
-Status UpdateWriter::CheckSharding(const StepOptions& options) {
+Status UpdateWriter::CheckSharding(const StepOptions& options,
+                                   const std::vector<std::string>& trainable) {
+  std::vector<std::string> given, own = trainable;
+  for (const auto& bucket : options.shard_buckets)
+    given.insert(given.end(), bucket.begin(), bucket.end());
+  std::sort(given.begin(), given.end());
+  std::sort(own.begin(), own.end());
+  if (!given.empty() && given != own) {
+    return Unsupported("shard: a step of divided state trains the same parameters always; expected " +
+                       std::to_string(given.size()) + " of them, got " +
+                       std::to_string(own.size()) + " or others");
+  }
   std::vector<Optimizer> optimizers = {options.optimizer};
   for (const ParameterGroup& group : options.groups)
     optimizers.push_back(ForGroup(options.optimizer, group));
@@ -320,6 +331,17 @@ Status UpdateWriter::CheckSharding(const StepOptions& options) {
       "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
 }
 
+std::vector<std::vector<int>> UpdateWriter::GivenBuckets() const {
+  std::map<std::string, int> index;
+  for (int i = 0; i < program_.trained; ++i) index.emplace(program_.parameters[i], i);
+  std::vector<std::vector<int>> buckets;
+  for (const auto& names : options_.shard_buckets) {
+    buckets.emplace_back();
+    for (const std::string& name : names) buckets.back().push_back(index.at(name));
+  }
+  return buckets;
+}
+
 void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   const std::vector<Group> groups = Groups();
   std::vector<Value*> trained(gradients.begin(), gradients.begin() + program_.trained);
@@ -331,7 +353,10 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   }
   std::vector<std::vector<Value*>> values;
   std::vector<BucketLayout> layouts;
-  for (const auto& indices : collectives_.Buckets(trained, kinds, options_.bucket_bytes)) {
+  const auto buckets = options_.shard_buckets.empty()
+                           ? collectives_.Buckets(trained, kinds, options_.bucket_bytes)
+                           : GivenBuckets();
+  for (const auto& indices : buckets) {
     Group group = groups[kinds[indices.front()]];
     group.members = indices;
     std::vector<std::string> names;

@@ -18,7 +18,8 @@ class UpdateWriter {
       : graph_(graph), options_(options), program_(program) {}
 
   // kUnsupported where the options do not allow that each rank updates its part of a bucket only.
-  static Status CheckSharding(const StepOptions& options);
+  static Status CheckSharding(const StepOptions& options,
+                              const std::vector<std::string>& trainable);
 
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
@@ -86,6 +87,8 @@ class UpdateWriter {
     Value* gradient;  // of the rank's part
   };
   std::vector<Group> Groups() const;
+  // Indices of trained parameters in the buckets of StepOptions::shard_buckets.
+  std::vector<std::vector<int>> GivenBuckets() const;
   // The global norm; of buckets, over the parts of all ranks.
   Value* Norm(const std::vector<Value*>& gradients);
   Value* Scale(const std::vector<Value*>& gradients);

@@ -175,6 +175,57 @@ def compressed(rank):
     return True
 
 
+def _state(optimizer):
+    return [value for state in optimizer.state_dict()["state"].values() for _, value in sorted(state.items())]
+
+
+def _divided(rank, optimizer_of, shard, accumulate, alone):
+    """Six calls with two shapes, so two programs; then two calls of a new step that loads the state, and that has no other
+    ranks if `alone`."""
+    module = Gpt()
+    optimizer = optimizer_of(module.parameters())
+    step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, shard=shard, accumulation_steps=accumulate)
+    losses = [step(*_batch(Gpt, rank, i, length=(16, 8)[i % 2])) for i in range(6)]
+    whole = len(_state(optimizer))
+    step.gather_state()
+    assert len(_state(optimizer)) > whole if shard else len(_state(optimizer)) == whole
+    state = optimizer.state_dict()
+    taken = [t.clone() for t in _state(optimizer)]
+    losses += [step(*_batch(Gpt, rank, i)) for i in (6, 7)]  # takes its parts again
+    assert len(_state(optimizer)) == whole
+    if shard:
+        held = sum(t.numel() for t in step.ranks.shards._parts.values())
+        assert held <= sum(t.numel() for t in taken) / 2 + 4096
+    same_on_all_ranks(module.parameters())
+    later = Gpt()
+    optimizer = optimizer_of(later.parameters())
+    optimizer.load_state_dict(state)
+    step = caesura.compile_step(later, nn.functional.cross_entropy, optimizer, shard=shard, process_group=alone)
+    losses += [step(*_batch(Gpt, 0 if alone else rank, i)) for i in (6, 7)]
+    return [*losses, *module.parameters(), *taken, *later.parameters()]
+
+
+def divided(rank):
+    """Divided optimizer state gives what whole state gives, bit for bit: a sum of two has one order."""
+    groups = [dist.new_group([r]) for r in range(2)]
+    for optimizer_of, accumulate, alone in ((_adamw, 1, None), (_sgd, 1, None), (_adamw, 2, groups[rank])):
+        whole, parts = (_divided(rank, optimizer_of, shard, accumulate, alone) for shard in (0, 1))
+        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True)), (optimizer_of, accumulate)
+    net = Net()
+    step = caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=1)
+    step(*_batch(Net, rank, 0))
+    with pytest.raises(ValueError, match="the part of a rank that was lost is gone"):
+        step.regroup(groups[rank])
+    with pytest.raises(ValueError, match="shard=2 needs accumulation_steps=1"):
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=2, accumulation_steps=2)
+    with pytest.raises(ValueError, match="fully_shard"):
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=3)
+    whole = torch.optim.NAdam(net.parameters())
+    with pytest.raises(caesura.StepRefused, match="belongs to whole parameters"):
+        caesura.compile_step(net, nn.functional.cross_entropy, whole, shard=1)(*_batch(Net, rank, 0))
+    return True
+
+
 def begins_alike(rank):
     module = Net()
     if rank == 1:
@@ -353,7 +404,7 @@ def suspends(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, begins_alike, masks, refusals, suite, suspends], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, divided, begins_alike, masks, refusals, suite, suspends], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
 
