@@ -102,8 +102,8 @@ Node* CollectiveWriter::StartBlock(const char* op_type, const std::vector<Value*
                                    const BucketLayout& layout, int64_t first) {
   const DType dtype = bucket.front()->dtype();
   const int count = layout.tensors();
-  Node* start = Add(op_type, bucket, {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}},
-                    count + 2);
+  Node* start =
+      Add(op_type, bucket, {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
   start->output(0)->set_type(ValueType::Tensor(dtype, Shape{first}));
   for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(bucket[i]->type());
   start->output(1 + count)->set_type(
@@ -204,8 +204,7 @@ bool StartsCollective(const Node& node) {
   return node.Is("CollectiveStart", kTrainingDomain) ||
          node.Is("ReduceScatterStart", kTrainingDomain) ||
          node.Is("OrderedSumStart", kTrainingDomain) ||
-         node.Is("OrderedSumWait", kTrainingDomain) ||
-         node.Is("AllGatherStart", kTrainingDomain);
+         node.Is("OrderedSumWait", kTrainingDomain) || node.Is("AllGatherStart", kTrainingDomain);
 }
 
 // True if the node prepares a gradient for its exchange.

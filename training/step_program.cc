@@ -75,8 +75,9 @@ Result<MeanOver> MeanOverByName(const std::string& name) {
 }
 
 bool IsProgramInput(const std::string& name) {
-  const std::string own[] = {kLearningRateInput, kCoefficientsInput,   kStepInput,      kResetInput,
-                             kMicroStepInput,    kGradientFactorInput, kLossScaleInput, kRankShareInput};
+  const std::string own[] = {kLearningRateInput, kCoefficientsInput, kStepInput,
+                             kResetInput,        kMicroStepInput,    kGradientFactorInput,
+                             kLossScaleInput,    kRankShareInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
 }
 
@@ -116,11 +117,13 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
       return InvalidArgument("exchange_dtype: expected bfloat16 or none, got " +
                              DTypeName(options.exchange_dtype));
     if (is_ordered)
-      return Unsupported("exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
-                         "on the number of ranks; logical_shards needs none");
+      return Unsupported(
+          "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
+          "on the number of ranks; logical_shards needs none");
     if (options.shard_ranks > 0)
-      return Unsupported("exchange_dtype: the parts of divided state are exchanged in their own "
-                         "dtype; expected shard 0");
+      return Unsupported(
+          "exchange_dtype: the parts of divided state are exchanged in their own "
+          "dtype; expected shard 0");
   }
   if (is_ordered && (options.keep_gradients || options.refuse_nonfinite)) {
     return Unsupported(
@@ -142,8 +145,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (options.scales_loss())
     loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
   // A batch alone needs no count: its loss is the mean already.
-  const bool counts = options.mean_over == MeanOver::kTokens &&
-                      (has_ranks || options.accumulation_steps != 1);
+  const bool counts =
+      options.mean_over == MeanOver::kTokens && (has_ranks || options.accumulation_steps != 1);
   Value* count = nullptr;
   if (counts) {
     ASSIGN_OR_RETURN(count, AddLossCount(graph, options.loss, *loss));

@@ -126,10 +126,10 @@ class TrainingSession {
   // it fails when no scale is small enough.
   //
   // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
-  // over the ranks; with logical_shards it is the mean of all shards, on one rank, too. A step that fails with kRankFailure, or only on this rank, has changed nothing
-  // here, and ends the communicator: the others' step fails likewise. A suspension is agreed: after
-  // the step in which a rank is asked to suspend, Step fails with kSuspended on all ranks before it
-  // begins.
+  // over the ranks; with logical_shards it is the mean of all shards, on one rank, too. A step that
+  // fails with kRankFailure, or only on this rank, has changed nothing here, and ends the
+  // communicator: the others' step fails likewise. A suspension is agreed: after the step in which
+  // a rank is asked to suspend, Step fails with kSuspended on all ranks before it begins.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
   // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
   // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where

@@ -22,7 +22,7 @@ constexpr char kLossScale[] = "session.loss_scale";  // these two where the loss
 constexpr char kGoodSteps[] = "session.good_steps";
 constexpr char kLossSum[] = "session.loss_sum";  // these two between the micro-steps of an update
 constexpr char kLosses[] = "session.losses";
-constexpr char kLogicalShards[] = "session.logical_shards";  // where sums are ordered
+constexpr char kLogicalShards[] = "session.logical_shards";    // where sums are ordered
 constexpr char kWaitingUpdates[] = "session.waiting_updates";  // whether the step that waits does
 constexpr char kCallerPrefix[] = "caller.";
 

@@ -308,9 +308,10 @@ Status UpdateWriter::CheckSharding(const StepOptions& options,
   std::sort(given.begin(), given.end());
   std::sort(own.begin(), own.end());
   if (!given.empty() && given != own) {
-    return Unsupported("shard: a step of divided state trains the same parameters always; expected " +
-                       std::to_string(given.size()) + " of them, got " +
-                       std::to_string(own.size()) + " or others");
+    return Unsupported(
+        "shard: a step of divided state trains the same parameters always; expected " +
+        std::to_string(given.size()) + " of them, got " + std::to_string(own.size()) +
+        " or others");
   }
   std::vector<Optimizer> optimizers = {options.optimizer};
   for (const ParameterGroup& group : options.groups)

@@ -404,7 +404,8 @@ def suspends(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, divided, begins_alike, masks, refusals, suite, suspends], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, divided, begins_alike, masks, refusals, suite, suspends],
+                         ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
 

@@ -308,9 +308,9 @@ TEST(OrderedRanks, AnotherNumberOfRanksOrShardsIsRefused) {
   for (const int shards : {0, 4}) {
     RealModel copy = real.Clone();
     copy.options.logical_shards = shards;
-    EXPECT_THAT(SessionOf(copy)->Restore(folder.path("two")).status().message(),
-                HasSubstr("of a run with logical_shards = 2, the session has " +
-                          std::to_string(shards)));
+    EXPECT_THAT(
+        SessionOf(copy)->Restore(folder.path("two")).status().message(),
+        HasSubstr("of a run with logical_shards = 2, the session has " + std::to_string(shards)));
   }
 }
 

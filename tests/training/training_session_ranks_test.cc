@@ -311,7 +311,8 @@ TEST(MeanOverTokensOfRanks, CountsElementsOfOtherLosses) {
   const auto batch = [](uint32_t seed) {
     NamedValues all = kModels[0].batch(seed);
     all.erase("labels");
-    all["scores_target"] = RandomBatch(seed + 1, "y", Shape{kRows, 10}, false, "unused", Shape{1}, 2)["y"];
+    all["scores_target"] =
+        RandomBatch(seed + 1, "y", Shape{kRows, 10}, false, "unused", Shape{1}, 2)["y"];
     return all;
   };
   const auto alone = SessionOf(real);
@@ -339,9 +340,8 @@ TEST(Ranks, ExchangeGradientsInBFloat16) {
     parts.push_back(session->gradients());
   }
   RunRanks(2, [&](Communicator& c) {
-    const auto session = RankSession(real, c, [](TrainingOptions& options) {
-      options.step.exchange_dtype = DType::kBFloat16;
-    });
+    const auto session = RankSession(
+        real, c, [](TrainingOptions& options) { options.step.exchange_dtype = DType::kBFloat16; });
     ASSERT_TRUE(session->Step(PartOf(batch, c)).ok());
     int64_t other = 0;
     for (size_t i = 0; i < parts[0].size(); ++i) {

@@ -244,8 +244,7 @@ Result<double> Trainer::Update() {
   for (auto i = session_->accumulated(); i < micro_steps; ++i) {
     int64_t batch = session_->updates() * options_.accumulate;
     if (options_.logical_shards == 0) batch += i;
-    ASSIGN_OR_RETURN(const NamedValues feeds,
-                     Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
+    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
     const bool is_last = session_->updates() + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);

@@ -114,7 +114,8 @@
 //     all ranks, of which each gets its part (core/distributed/bucket_layout.h), one dimension;
 //     values' and padding lie in one block. Attributes number, as above, and ranks
 // ReduceScatterWait (part, values'..., padding) -> part'   in place; attributes likewise
-// OrderedSumStart (gradients...) -> parts, values'..., padding   starts the sum of a bucket over all
+// OrderedSumStart (gradients...) -> parts, values'..., padding   starts the sum of a bucket over
+// all
 //     ranks. Each rank gets its part of it from all of them, and sums these as PairwiseAccumulator
 //     does, in the order of ranks. Attributes likewise
 // OrderedSumWait (parts, values'..., padding) -> results..., parts'   in place; exchanges the parts

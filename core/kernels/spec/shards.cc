@@ -78,9 +78,9 @@ Status CreateReduceScatterStart(KernelInfo& info) {
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
-    return collectives->Start(number,
-                              Collective::ReduceScatter(dtype, context.Output<void>(1),
-                                                        context.Output<void>(0), layout.part()));
+    return collectives->Start(
+        number, Collective::ReduceScatter(dtype, context.Output<void>(1), context.Output<void>(0),
+                                          layout.part()));
   });
   return {};
 }
@@ -234,9 +234,8 @@ void RegisterShards(KernelRegistry& registry) {
   add("OwnPart", CreateOwnPart);
   add("AllGatherStart", CreateAllGatherStart);
   add("AllGatherWait", CreateAllGatherWait);
-  for (const auto& [op_type, create] :
-       {std::pair{"ReduceScatterWait", CreateReduceScatterWait},
-        std::pair{"OrderedSumWait", CreateOrderedSumWait}}) {
+  for (const auto& [op_type, create] : {std::pair{"ReduceScatterWait", CreateReduceScatterWait},
+                                        std::pair{"OrderedSumWait", CreateOrderedSumWait}}) {
     registry.Add({.op_type = op_type,
                   .domain = kCaesuraDomain,
                   .types = kFloatTypes,

@@ -98,10 +98,10 @@ TEST(PairwiseSum, IsABinaryTreeOfAnyNumberOfValues) {
       RuntimeValue buffer = Tensor::Of<float>(Shape{levels, 1}, std::vector<float>(levels, NAN));
       for (int i = 0; i < count; ++i) {
         const bool ends = i + 1 == count;
-        KernelCase node(ends ? "PairwiseSum" : "PairwiseAccumulator",
-                        {buffer, Tensor::Of<float>(Shape{1}, {values[i]}),
-                         Tensor::Scalar<int64_t>(i)},
-                        {}, kTrainingDomain);
+        KernelCase node(
+            ends ? "PairwiseSum" : "PairwiseAccumulator",
+            {buffer, Tensor::Of<float>(Shape{1}, {values[i]}), Tensor::Scalar<int64_t>(i)}, {},
+            kTrainingDomain);
         node.share_in_place = share;
         buffer = node.Run(RegisterOptimizerKernels).value()[0];
       }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
-// RequireFinite, InPlaceAccumulator, AccumulatedSum, PairwiseAccumulator, PairwiseSum, Assign, Copy.
+// RequireFinite, InPlaceAccumulator, AccumulatedSum, PairwiseAccumulator, PairwiseSum, Assign,
+// Copy.
 #include <bit>
 #include <cmath>
 #include <cstring>
