@@ -16,7 +16,7 @@ namespace {
 
 using Dims = std::vector<Dim>;
 
-constexpr double kHidden = -1e9;  // a score that low has no weight
+constexpr double kLowScore = -1e9;  // a score that low has no weight
 
 const Dims* DimsOf(const Value* value) {
   return value->type().is_tensor() && value->type().shape ? &*value->type().shape : nullptr;
@@ -32,9 +32,9 @@ std::vector<T> Swapped(std::vector<T> items) {
   return items;
 }
 
-class Fuser {
+class AttentionFuser {
  public:
-  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters)
+  AttentionFuser(Graph& graph, const std::unordered_set<std::string>& parameters)
       : graph_(graph), parameters_(parameters) {}
 
   bool Run() {
@@ -220,7 +220,7 @@ class Fuser {
     if (const Node* where = Part(value, "Where")) {
       for (int side : {1, 2}) {
         const auto low = ScalarValue(where->input(3 - side), parameters_);
-        if (!low || !(*low <= kHidden) || !IsProduct(where->input(side))) continue;
+        if (!low || !(*low <= kLowScore) || !IsProduct(where->input(side))) continue;
         scores->mask = SeenMask(*where, side);
         scores->hidden = static_cast<float>(*low);
         return where->input(side);
@@ -314,7 +314,7 @@ class AttentionFusion : public Pass {
   explicit AttentionFusion(std::unordered_set<std::string> parameters)
       : parameters_(std::move(parameters)) {}
   const char* name() const override { return "attention_fusion"; }
-  Result<bool> Run(Model& model) override { return Fuser(*model.graph, parameters_).Run(); }
+  Result<bool> Run(Model& model) override { return AttentionFuser(*model.graph, parameters_).Run(); }
 
  private:
   const std::unordered_set<std::string> parameters_;

@@ -25,12 +25,12 @@ std::optional<Tensor> ConstantOf(const Node& node) {
   return std::nullopt;
 }
 
-bool RunOn(Graph& graph) {
+bool TakeConstants(Graph& graph) {
   bool changed = false;
   Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
-    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+    for (Graph* body : node->Subgraphs()) changed |= TakeConstants(*body);
     if (!node->Is("Constant")) continue;
     const std::optional<Tensor> constant = ConstantOf(*node);
     if (!constant) continue;  // a sparse one stays
@@ -57,7 +57,7 @@ bool RunOn(Graph& graph) {
 class ConstantNodes : public Pass {
  public:
   const char* name() const override { return "constant_nodes"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return TakeConstants(*model.graph); }
 };
 
 }  // namespace

@@ -6,10 +6,10 @@
 namespace caesura {
 namespace {
 
-bool RunOn(Graph& graph) {
+bool RemoveDeadNodes(Graph& graph) {
   bool changed = false;
   for (const auto& node : graph.nodes()) {
-    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+    for (Graph* body : node->Subgraphs()) changed |= RemoveDeadNodes(*body);
   }
   // Against the order of the list: a node is alive when it acts or when something alive reads an
   // output.
@@ -33,7 +33,7 @@ bool RunOn(Graph& graph) {
 class DeadNodeElimination : public Pass {
  public:
   const char* name() const override { return "dead_node_elimination"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return RemoveDeadNodes(*model.graph); }
 };
 
 }  // namespace

@@ -40,13 +40,13 @@ void SinkExpand(Graph& graph, GraphEdit& edit, Node& node, int i, const Shape& s
                       graph.UniqueName(expand->name())});
 }
 
-bool RunOn(Graph& graph) {
+bool SinkExpands(Graph& graph) {
   bool changed = false;
   GraphEdit edit(graph);
   const size_t count = graph.nodes().size();
   for (size_t n = 0; n < count; ++n) {
     Node& node = *graph.nodes()[n];
-    for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
+    for (Graph* body : node.Subgraphs()) changed |= SinkExpands(*body);
     if (!IsArithmetic(node)) continue;
     const std::optional<Shape> result = node.output(0)->type().ConcreteShape();
     for (int i = 0; i < 2 && result; ++i) {
@@ -71,7 +71,7 @@ bool RunOn(Graph& graph) {
 class ExpandSinking : public Pass {
  public:
   const char* name() const override { return "expand_sinking"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return SinkExpands(*model.graph); }
 };
 
 }  // namespace

@@ -19,9 +19,9 @@ bool IsFloat32(const Value* value) {
 
 bool ReadsShape(const Node& node) { return node.Is("Shape") || node.Is("Size"); }
 
-class Rewriter {
+class HalfRewriter {
  public:
-  Rewriter(Graph& graph, DType half) : graph_(graph), edit_(graph), half_(half) {}
+  HalfRewriter(Graph& graph, DType half) : graph_(graph), edit_(graph), half_(half) {}
 
   bool Run() {
     std::vector<Node*> nodes;
@@ -127,7 +127,7 @@ class MixedPrecision : public Pass {
  public:
   explicit MixedPrecision(DType half) : half_(half) {}
   const char* name() const override { return "mixed_precision"; }
-  Result<bool> Run(Model& model) override { return Rewriter(*model.graph, half_).Run(); }
+  Result<bool> Run(Model& model) override { return HalfRewriter(*model.graph, half_).Run(); }
 
  private:
   const DType half_;

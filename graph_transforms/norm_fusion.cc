@@ -9,9 +9,9 @@
 namespace caesura {
 namespace {
 
-class Fuser {
+class NormFuser {
  public:
-  Fuser(Graph& graph, const std::unordered_set<std::string>& parameters)
+  NormFuser(Graph& graph, const std::unordered_set<std::string>& parameters)
       : graph_(graph), parameters_(parameters), edit_(graph) {}
 
   bool Run() {
@@ -117,7 +117,7 @@ class NormFusion : public Pass {
   explicit NormFusion(std::unordered_set<std::string> parameters)
       : parameters_(std::move(parameters)) {}
   const char* name() const override { return "norm_fusion"; }
-  Result<bool> Run(Model& model) override { return Fuser(*model.graph, parameters_).Run(); }
+  Result<bool> Run(Model& model) override { return NormFuser(*model.graph, parameters_).Run(); }
 
  private:
   const std::unordered_set<std::string> parameters_;

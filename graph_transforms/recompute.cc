@@ -105,9 +105,9 @@ KeptNodes FindKeptNodes(const ExecutionPlan& plan) {
 
 namespace {
 
-class Rewriter {
+class RecomputeRewriter {
  public:
-  Rewriter(Graph& graph, const std::unordered_set<std::string>& nodes,
+  RecomputeRewriter(Graph& graph, const std::unordered_set<std::string>& nodes,
            const std::unordered_set<std::string>& views)
       : graph_(graph), edit_(graph), nodes_(nodes), views_(views) {}
 
@@ -183,7 +183,7 @@ class Recompute : public Pass {
   Recompute(std::unordered_set<std::string> nodes, std::unordered_set<std::string> views)
       : nodes_(std::move(nodes)), views_(std::move(views)) {}
   const char* name() const override { return "recompute"; }
-  Result<bool> Run(Model& model) override { return Rewriter(*model.graph, nodes_, views_).Run(); }
+  Result<bool> Run(Model& model) override { return RecomputeRewriter(*model.graph, nodes_, views_).Run(); }
 
  private:
   const std::unordered_set<std::string> nodes_, views_;

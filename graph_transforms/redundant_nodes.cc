@@ -47,19 +47,19 @@ Value* OnlyPart(const Node& node) {
 }
 
 // The input that a node hands on as it is, or null.
-Value* HandedOn(const Node& node) {
+Value* PassedOn(const Node& node) {
   return node.Is("Concat") && node.output(0) != nullptr ? OnlyPart(node)
          : HandsOnItsInput(node)                        ? node.input(0)
                                                         : nullptr;
 }
 
-bool RunOn(Graph& graph) {
+bool RemoveRedundantNodes(Graph& graph) {
   bool changed = false;
   Replacements replacements;
   std::unordered_set<const Node*> gone;
   for (const auto& node : graph.nodes()) {
-    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
-    Value* input = HandedOn(*node);
+    for (Graph* body : node->Subgraphs()) changed |= RemoveRedundantNodes(*body);
+    Value* input = PassedOn(*node);
     if (input == nullptr) continue;
     Value* output = node->output(0);
     // A graph output keeps its name, so the node that makes it stays; so does one that exports an
@@ -78,7 +78,7 @@ bool RunOn(Graph& graph) {
 class RedundantNodes : public Pass {
  public:
   const char* name() const override { return "redundant_nodes"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return RemoveRedundantNodes(*model.graph); }
 };
 
 }  // namespace

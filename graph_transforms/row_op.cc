@@ -27,7 +27,7 @@ bool HasNone(const Dims& dims) {
 }
 
 // Null where they are not known, or say that there is nothing: tiles have elements.
-const Dims* DimsOf(const Value* value) {
+const Dims* FilledDimsOf(const Value* value) {
   const bool known = value != nullptr && value->type().is_tensor() && value->type().shape;
   return known && !HasNone(*value->type().shape) ? &*value->type().shape : nullptr;
 }
@@ -53,7 +53,7 @@ std::optional<RowOp> AsRowOp(const Node& node) {
   if (traits.rows == OpTraits::Rows::kNone && !traits.elementwise) return std::nullopt;
   RowOp op;
   op.columns = traits.row_sums;
-  const Dims* whole = DimsOf(sums_rows || reduces ? node.input(0) : node.output(0));
+  const Dims* whole = FilledDimsOf(sums_rows || reduces ? node.input(0) : node.output(0));
   if (whole == nullptr || whole->size() < 2) return std::nullopt;
   op.rows = RowsOf(*whole);
   if (!GoesWith(*whole, op.rows)) return std::nullopt;  // a dim without a name is no row's
@@ -65,21 +65,21 @@ std::optional<RowOp> AsRowOp(const Node& node) {
   if (reduces && !ReducesRow(node, rank)) return std::nullopt;
   const bool splits = node.Is("Split");
   if (sums_rows) {
-    const Dims* sum = DimsOf(node.output(0));
+    const Dims* sum = FilledDimsOf(node.output(0));
     if (sum == nullptr || sum->size() != 1 || !SameDim(sum->front(), whole->back()))
       return std::nullopt;
   }
   const bool reads_shape = sums_rows || reduces || splits;  // input 1
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     if (node.inputs()[i] == nullptr || (reads_shape && i == 1)) continue;
-    const Dims* dims = DimsOf(node.inputs()[i]);
+    const Dims* dims = FilledDimsOf(node.inputs()[i]);
     if (node.inputs()[i]->dtype() == DType::kString) return std::nullopt;
     if (dims == nullptr || !GoesWith(*dims, op.rows)) return std::nullopt;
   }
   for (size_t i = 0; i < node.outputs().size(); ++i) {
     const bool column = std::count(op.columns.begin(), op.columns.end(), static_cast<int>(i)) > 0;
     if (node.outputs()[i] == nullptr || column) continue;
-    const Dims* dims = DimsOf(node.outputs()[i]);
+    const Dims* dims = FilledDimsOf(node.outputs()[i]);
     if (dims == nullptr || dims->size() != whole->size() || !SameDims(RowsOf(*dims), op.rows))
       return std::nullopt;
     if (splits && !dims->back().known()) return std::nullopt;  // parts are known only at run time

@@ -79,13 +79,13 @@ void Replace(Graph& graph, GraphEdit& edit, Node& node) {
   }
 }
 
-bool RunOn(Graph& graph) {
+bool SplitSequencesOf(Graph& graph) {
   bool changed = false;
   GraphEdit edit(graph);
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
     Node& node = *graph.nodes()[i];
-    for (Graph* body : node.Subgraphs()) changed |= RunOn(*body);
+    for (Graph* body : node.Subgraphs()) changed |= SplitSequencesOf(*body);
     if (node.Is("SplitToSequence") && node.input(0)->type().is_tensor()) Replace(graph, edit, node);
   }
   return edit.Finish() || changed;
@@ -94,7 +94,7 @@ bool RunOn(Graph& graph) {
 class SplitSequences : public Pass {
  public:
   const char* name() const override { return "split_sequences"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return SplitSequencesOf(*model.graph); }
 };
 
 }  // namespace

@@ -224,10 +224,10 @@ bool JoinGradients(Graph& graph) {
   return edit.Finish();
 }
 
-bool RunOn(Graph& graph) {
+bool SplitSlicesOf(Graph& graph) {
   bool changed = false;
   for (const auto& node : graph.nodes()) {
-    for (Graph* body : node->Subgraphs()) changed |= RunOn(*body);
+    for (Graph* body : node->Subgraphs()) changed |= SplitSlicesOf(*body);
   }
   changed |= SplitParts(graph);
   return JoinGradients(graph) || changed;
@@ -236,7 +236,7 @@ bool RunOn(Graph& graph) {
 class SplitSlices : public Pass {
  public:
   const char* name() const override { return "split_slices"; }
-  Result<bool> Run(Model& model) override { return RunOn(*model.graph); }
+  Result<bool> Run(Model& model) override { return SplitSlicesOf(*model.graph); }
 };
 
 }  // namespace

@@ -19,6 +19,9 @@
 
 namespace caesura {
 
+// An attribute of a string.
+inline Attribute Text(const char* text) { return std::string(text); }
+
 struct KernelCase : private KernelHost {
   std::string op_type;
   std::string domain = "";

@@ -12,6 +12,7 @@
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/aten_call.h"
 #include "torch_bridge/aten_op.h"
+#include "torch_bridge/checked.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/kernels/training_ops.h"
 #include "training/parameters.h"
@@ -20,12 +21,6 @@ namespace caesura::torch {
 namespace {
 
 using c10::IValue;
-
-template <typename T>
-T Checked(Result<T> result) {
-  TORCH_CHECK(result.ok(), result.status().message());
-  return *std::move(result);
-}
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "torch_bridge/autograd_node.h"
+#include "torch_bridge/checked.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/gradient/training_mode.h"
 #include "training/step_program.h"
@@ -19,12 +20,6 @@ namespace {
 
 using ::torch::autograd::variable_list;
 using NnModule = ::torch::nn::Module;
-
-template <typename T>
-T Checked(Result<T> result) {
-  TORCH_CHECK(result.ok(), result.status().message());
-  return *std::move(result);
-}
 
 ::torch::Tensor TensorOf(const RuntimeValue& value) {
   TORCH_CHECK(value.is_tensor(), "an output is no tensor: LibTorch has nothing to hold it");

@@ -33,7 +33,7 @@ Value* BeforeUpdates(Graph& graph, Value* value) {
 }
 
 // What the loss's gradient is: count * scale.
-Value* Product(Graph& graph, Value* count, Value* scale) {
+Value* SeedOf(Graph& graph, Value* count, Value* scale) {
   if (scale == nullptr) return count;
   Node* node = graph.AddOp("Mul", {count, scale});
   node->output(0)->set_type(count->type());
@@ -151,7 +151,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (counts) {
     ASSIGN_OR_RETURN(count, AddLossCount(graph, options.loss, *loss));
   }
-  gradient_options.ys = {{loss, count == nullptr ? loss_scale : Product(graph, count, loss_scale)}};
+  gradient_options.ys = {{loss, count == nullptr ? loss_scale : SeedOf(graph, count, loss_scale)}};
   for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
   ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
 

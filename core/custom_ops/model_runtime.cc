@@ -15,8 +15,6 @@ namespace {
 
 constexpr uint64_t kMaxModelBytes = uint64_t{1} << 36;  // of a file, which is read into memory
 
-void KeepNothing(void*) {}
-
 // A name is looked for as part of a file's name.
 bool IsPlainName(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(),

@@ -14,8 +14,6 @@ namespace {
 
 using Handle = std::unique_ptr<void, void (*)(void*)>;
 
-void KeepNothing(void*) {}
-
 // A run state of an instance.
 struct RunState {
   Handle handle;

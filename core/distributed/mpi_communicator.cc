@@ -132,7 +132,7 @@ struct Task {
   Collective collective;
   void* request = nullptr;  // of a send that goes on
   bool done = false;
-  Status status;
+  Status status = {};
 };
 
 class MpiGroup : public Communicator {

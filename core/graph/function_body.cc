@@ -8,6 +8,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/shape_inference.h"
+#include "core/graph/type_inference.h"
 #include "core/load/graph_export.h"
 #include "core/load/graph_import.h"
 #include "core/load/opset_normalization.h"
@@ -15,11 +16,6 @@
 
 namespace caesura {
 namespace {
-
-const onnx::OpSchema* OnnxSchema(const Node& node) {
-  const int version = node.since_version() > 0 ? node.since_version() : INT_MAX;
-  return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
-}
 
 // As onnx's own context, but that an input whose type is not known is no absent one: builders
 // follow the pointer.

@@ -18,7 +18,7 @@ namespace {
 
 // Values of larger tensors are not followed.
 constexpr int64_t kMaxConstantElements = 1024;
-constexpr size_t kMaxFaults = 20;
+constexpr size_t kMaxTypeFaults = 20;
 
 // A node as onnx's inference functions see it.
 class NodeContext : public onnx::InferenceContext, public onnx::DataPropagationContext {
@@ -102,11 +102,6 @@ onnx::GraphInferencer* NodeContext::getGraphAttributeInferencer(const std::strin
   return inferencer.get();
 }
 
-const onnx::OpSchema* OnnxSchema(const Node& node) {
-  const int version = node.since_version() > 0 ? node.since_version() : INT_MAX;
-  return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
-}
-
 // The tensor of a Constant node, whichever attribute it is in.
 bool ConstantTensor(const Node& node, Tensor* out) {
   if (!node.Is("Constant")) return false;
@@ -162,6 +157,11 @@ bool IsTooLarge(const ValueType& type) {
 
 }  // namespace
 
+const onnx::OpSchema* OnnxSchema(const Node& node) {
+  const int version = node.since_version() > 0 ? node.since_version() : INT_MAX;
+  return onnx::OpSchemaRegistry::Schema(node.op_type(), version, node.domain());
+}
+
 bool MergeTypes(const ValueType& found, ValueType* type) {
   if (found.kind == ValueType::Kind::kUnknown) return true;
   if (type->kind == ValueType::Kind::kUnknown) {
@@ -195,7 +195,7 @@ bool MergeTypes(const ValueType& found, ValueType* type) {
 }
 
 void TypeInference::Fault(const Node& node, const std::string& what) {
-  if (faults_.size() < kMaxFaults) faults_.push_back(node.Label() + " " + what);
+  if (faults_.size() < kMaxTypeFaults) faults_.push_back(node.Label() + " " + what);
 }
 
 Status TypeInference::Verdict() const {

@@ -20,6 +20,10 @@ class OpSchema;
 
 namespace caesura {
 
+// ONNX's schema of the node's op in the node's version, the newest where the node names none. Null
+// where ONNX has none.
+const onnx::OpSchema* OnnxSchema(const Node& node);
+
 class TypeInference {
  public:
   // With symbols, dims that stay unknown get fresh ones. REQUIRES for that: ReserveSymbols on the

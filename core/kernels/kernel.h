@@ -95,7 +95,7 @@ inline Alias InPlace(int input, int output) { return {input, output, Alias::Kind
 
 // All that planning and passes may ask about a kernel without making one.
 struct KernelDef {
-  std::string op_type;
+  std::string op_type = {};
   std::string domain = "";
   // Schema versions whose semantics the kernel has.
   int since = 1;

@@ -48,7 +48,7 @@ class FilePieces : public google::protobuf::io::CopyingInputStream {
   Status status_;
 };
 
-Status Parse(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options,
+Status ParseModel(google::protobuf::io::ZeroCopyInputStream& stream, const ReadOptions& options,
              onnx::ModelProto* proto) {
   google::protobuf::io::CodedInputStream coded(&stream);
   coded.SetTotalBytesLimit(INT_MAX);
@@ -61,7 +61,7 @@ Result<Model> ReadFrom(google::protobuf::io::ZeroCopyInputStream& stream,
                        const ReadOptions& options, ExternalFolder* folder) {
   try {
     ArenaMessage<onnx::ModelProto> proto;
-    RETURN_IF_ERROR(Parse(stream, options, proto.get()));
+    RETURN_IF_ERROR(ParseModel(stream, options, proto.get()));
     return ImportModel(proto.get(), options, folder);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("memory ran out while the model was read");

@@ -18,7 +18,7 @@
 namespace caesura {
 namespace {
 
-constexpr uint64_t kMaxHeaderBytes =
+constexpr uint64_t kMaxJsonBytes =
     100'000'000;  // the limit that every reader of the format keeps
 constexpr size_t kLengthBytes = 8;
 constexpr char kMetadataKey[] = "__metadata__";
@@ -232,7 +232,7 @@ std::vector<std::pair<const std::string*, const Tensor*>> FileOrder(const Tensor
   return order;
 }
 
-std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+std::string JsonString(const std::string& text) { return nlohmann::json(text).dump(); }
 
 Result<std::string> MakeHeader(const TensorFile& contents) {
   // Put together as text: json values allocate in their destructors, which ends the process where
@@ -242,7 +242,7 @@ Result<std::string> MakeHeader(const TensorFile& contents) {
   for (const auto& [key, text] : contents.metadata) {
     if (!IsUtf8(key) || !IsUtf8(text))
       return InvalidArgument("metadata '" + key + "' is not UTF-8");
-    metadata += (metadata.empty() ? "" : ",") + Quoted(key) + ":" + Quoted(text);
+    metadata += (metadata.empty() ? "" : ",") + JsonString(key) + ":" + JsonString(text);
   }
   if (!metadata.empty()) entries[kMetadataKey] = "{" + metadata + "}";
   uint64_t at = 0;
@@ -255,16 +255,16 @@ Result<std::string> MakeHeader(const TensorFile& contents) {
     if (*name == kMetadataKey || !IsUtf8(*name))
       return InvalidArgument("no tensor can be named '" + *name + "'");
     entries[*name] = "{\"data_offsets\":[" + std::to_string(at) + "," +
-                     std::to_string(at + tensor->bytes()) + "],\"dtype\":" + Quoted(dtype) +
+                     std::to_string(at + tensor->bytes()) + "],\"dtype\":" + JsonString(dtype) +
                      ",\"shape\":" + tensor->shape().ToString() + "}";
     at += tensor->bytes();
   }
   std::string text;
   for (const auto& [key, entry] : entries)
-    text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + entry;
+    text += (text.empty() ? "{" : ",") + JsonString(key) + ":" + entry;
   text += text.empty() ? "{}" : "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > kMaxHeaderBytes)
+  if (text.size() > kMaxJsonBytes)
     return InvalidArgument("the names take more than the format's 100 MB of header");
   return text;
 }
@@ -293,7 +293,7 @@ Status SafetensorsReader::Parse() {
   RETURN_IF_ERROR(file_->Read(0, kLengthBytes, length_bytes));
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
-  if (length > kMaxHeaderBytes || length > size - kLengthBytes) {
+  if (length > kMaxJsonBytes || length > size - kLengthBytes) {
     return InvalidModel("a header of " + std::to_string(length) +
                         " bytes is declared in a file of " + std::to_string(size));
   }

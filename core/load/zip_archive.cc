@@ -46,13 +46,13 @@ void Append(std::string* out, uint64_t number, int size) {
 }
 
 // Numbers with their sizes in bytes, one after the other.
-struct Field {
+struct SizedNumber {
   uint64_t number;
   int size;
 };
-std::string Record(std::initializer_list<Field> fields) {
+std::string Record(std::initializer_list<SizedNumber> fields) {
   std::string out;
-  for (const Field& field : fields) Append(&out, field.number, field.size);
+  for (const SizedNumber& field : fields) Append(&out, field.number, field.size);
   return out;
 }
 

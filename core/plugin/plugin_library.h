@@ -36,6 +36,9 @@ Result<PluginLibrary> CallPluginMain(CaesuraPluginMainFunction* main, const std:
 // The table that plug-ins are handed. Lives as long as the process.
 const CaesuraApi& PluginApi();
 
+// The deleter of a plug-in's object whose description names none.
+inline void KeepNothing(void*) {}
+
 // Statuses across the border. TakeStatus releases its argument; NULL is ok.
 CaesuraStatus* GiveStatus(Status status);
 Status TakeStatus(CaesuraStatus* status);

@@ -88,7 +88,8 @@ inline constexpr DTypeSet kSignedTypes = {DType::kInt8, DType::kInt16, DType::kI
                                           DType::kInt64};
 inline constexpr DTypeSet kUnsignedTypes = {DType::kUInt8, DType::kUInt16, DType::kUInt32,
                                             DType::kUInt64};
-inline constexpr DTypeSet kNumericTypes = kFloatTypes | kSignedTypes | kUnsignedTypes;
+inline constexpr DTypeSet kIntegerTypes = kSignedTypes | kUnsignedTypes;
+inline constexpr DTypeSet kNumericTypes = kFloatTypes | kIntegerTypes;
 inline constexpr DTypeSet kFixedTypes =  // every type but strings
     kNumericTypes | DTypeSet{DType::kBool,
                              DType::kComplex64,

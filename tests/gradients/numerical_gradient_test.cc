@@ -23,9 +23,9 @@ std::vector<GradientCase> Cases(bool with_float_only) {
   return out;
 }
 
-std::string NameOf(const testing::TestParamInfo<GradientCase>& info) { return info.param.name; }
+std::string NameOf(const ::testing::TestParamInfo<GradientCase>& info) { return info.param.name; }
 
-class Gradient : public testing::TestWithParam<GradientCase> {};
+class Gradient : public ::testing::TestWithParam<GradientCase> {};
 
 TEST_P(Gradient, MatchesDifferences) {
   const GradientCase& c = GetParam();
@@ -45,10 +45,10 @@ TEST_P(Gradient, MatchesDifferences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, Gradient, testing::ValuesIn(Cases(/*with_float_only=*/true)),
+INSTANTIATE_TEST_SUITE_P(Rules, Gradient, ::testing::ValuesIn(Cases(/*with_float_only=*/true)),
                          NameOf);
 
-class GradientInFloat : public testing::TestWithParam<GradientCase> {};
+class GradientInFloat : public ::testing::TestWithParam<GradientCase> {};
 
 TEST_P(GradientInFloat, MatchesDouble) {
   const GradientCase& c = GetParam();
@@ -66,7 +66,7 @@ TEST_P(GradientInFloat, MatchesDouble) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rules, GradientInFloat,
-                         testing::ValuesIn(Cases(/*with_float_only=*/false)), NameOf);
+                         ::testing::ValuesIn(Cases(/*with_float_only=*/false)), NameOf);
 
 }  // namespace
 }  // namespace caesura

@@ -25,7 +25,7 @@ struct AttentionCase {
 };
 void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
 
-const std::vector<AttentionCase>& Cases() {
+const std::vector<AttentionCase>& AttentionFusionCases() {
   const std::string scores = "t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, t) ";
   const std::string mask =
       R"(shape = Constant <value_ints = [6, 6]> () one = Constant <value_float = 1.0> ()
@@ -116,7 +116,7 @@ std::unique_ptr<Session> SessionOf(const AttentionCase& c, std::vector<std::stri
   return Session::Create(Parse(c), std::move(options)).value();
 }
 
-class AttentionFusion : public testing::TestWithParam<AttentionCase> {};
+class AttentionFusion : public ::testing::TestWithParam<AttentionCase> {};
 
 TEST_P(AttentionFusion, LeavesTheNumbersAsTheyAre) {
   const AttentionCase& c = GetParam();
@@ -139,7 +139,7 @@ TEST_P(AttentionFusion, LeavesTheNumbersAsTheyAre) {
     EXPECT_NEAR(a.data<float>()[i], b.data<float>()[i], 2e-6) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, AttentionFusion, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionFusion, ::testing::ValuesIn(AttentionFusionCases()),
                          [](const auto& info) { return info.param.name; });
 
 // As captured PyTorch writes them: the op is there, its keys and values are repeated in front of
@@ -159,9 +159,9 @@ TEST(AttentionFusionPass, AttentionTakesKeysOfGroupsUnrepeated) {
     const Node& attention = *model.graph->nodes().back();
     return std::vector<std::string>{attention.input(1)->name(), attention.input(2)->name()};
   };
-  EXPECT_THAT(fused_inputs("y"), testing::ElementsAre("k", "v"));
+  EXPECT_THAT(fused_inputs("y"), ::testing::ElementsAre("k", "v"));
   EXPECT_THAT(fused_inputs("y, keys, values"),
-              testing::ElementsAre("kr", "vr"));  // which are handed out
+              ::testing::ElementsAre("kr", "vr"));  // which are handed out
 }
 
 TEST(AttentionFusionPass, MasksThatAreTrainedStay) {

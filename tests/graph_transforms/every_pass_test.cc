@@ -141,7 +141,7 @@ std::vector<PassCase> RowCases() {
   return out;
 }
 
-std::vector<PassCase> Cases() {
+std::vector<PassCase> PassCases() {
   std::vector<PassCase> out = {
       {"Constants", MakeConstantNodesPass(),
        "(float[4] x) => (float[4] y, float[4] c) { c = Constant <value_floats = "
@@ -311,7 +311,7 @@ void ExpectAlike(const std::vector<RuntimeValue>& found, const std::vector<Runti
   }
 }
 
-class EveryPass : public testing::TestWithParam<PassCase> {};
+class EveryPass : public ::testing::TestWithParam<PassCase> {};
 
 TEST_P(EveryPass, LeavesWhatIsNanOrInfinite) {
   const PassCase& c = GetParam();
@@ -409,7 +409,7 @@ TEST_P(EveryPass, KeepsPins) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, ::testing::ValuesIn(PassCases()),
                          [](const auto& info) { return info.param.name; });
 
 // The passes that need a backward part or two devices, which text cannot say: what each node makes
@@ -450,7 +450,7 @@ TEST(EveryPassTable, PassesOfStepsAndDevicesKeepPins) {
 // no numbers, and passes that place nodes run the same kernels.
 TEST(EveryPassTable, HoldsThePipeline) {
   std::set<std::string> known = {"shape_inference"};
-  for (const PassCase& c : Cases()) known.insert(c.pass->name());
+  for (const PassCase& c : PassCases()) known.insert(c.pass->name());
   // The passes above; subgraph_partition pins what it makes (tests/core/plugin).
   std::set<std::string> all = known;
   all.insert({"recompute", "update_order", "cpu_fallback", "subgraph_partition"});

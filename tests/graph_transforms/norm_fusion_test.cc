@@ -24,7 +24,7 @@ void PrintTo(const NormCase& c, std::ostream* out) { *out << c.name; }
 constexpr char kMean[] =
     "q = Pow (x, two) m = ReduceMean (q, last) v = Add (m, tiny) s = Sqrt (v) ";
 
-const std::vector<NormCase>& Cases() {
+const std::vector<NormCase>& NormCases() {
   static const std::vector<NormCase> kCases = {
       {"Reciprocal", "r = Reciprocal (s) n = Mul (x, r) y = Mul (n, w)"},
       {"ScaleFirst", "r = Reciprocal (s) n = Mul (r, x) y = Mul (w, n)"},
@@ -66,7 +66,7 @@ bool Fused(const Session& session) {
   return false;
 }
 
-class NormFusion : public testing::TestWithParam<NormCase> {};
+class NormFusion : public ::testing::TestWithParam<NormCase> {};
 
 TEST_P(NormFusion, LeavesTheNumbersAsTheyAre) {
   const auto fused = SessionOf(GetParam(), kMean, {}),
@@ -84,7 +84,7 @@ TEST_P(NormFusion, LeavesTheNumbersAsTheyAre) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, NormFusion, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, NormFusion, ::testing::ValuesIn(NormCases()),
                          [](const auto& i) { return i.param.name; });
 
 TEST(NormFusionPass, AMeanOverAnotherAxisStays) {
@@ -92,11 +92,11 @@ TEST(NormFusionPass, AMeanOverAnotherAxisStays) {
       "q = Mul (x, x) first = Constant <value_ints = [1]> () m = ReduceMean (q, first) v = Add "
       "(tiny, m) "
       "s = Sqrt (v) ";
-  EXPECT_FALSE(Fused(*SessionOf(Cases()[2], mean, {})));
+  EXPECT_FALSE(Fused(*SessionOf(NormCases()[2], mean, {})));
   const char* last =
       "q = Mul (x, x) two_th = Constant <value_ints = [2]> () m = ReduceMean (q, two_th) "
       "v = Add (tiny, m) s = Sqrt (v) ";
-  EXPECT_TRUE(Fused(*SessionOf(Cases()[2], last, {})));
+  EXPECT_TRUE(Fused(*SessionOf(NormCases()[2], last, {})));
 }
 
 }  // namespace

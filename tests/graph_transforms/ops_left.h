@@ -18,7 +18,7 @@
 
 namespace caesura::testing {
 
-inline Values RunOnCpu(const std::shared_ptr<Graph>& graph, const Values& feeds) {
+inline Values RunWithTrainingKernels(const std::shared_ptr<Graph>& graph, const Values& feeds) {
   return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider(RegisterTrainingKernels)}), feeds);
 }
 
@@ -28,11 +28,11 @@ inline std::vector<std::string> OpsLeft(const std::shared_ptr<Pass>& pass, const
                                         const Values& feeds) {
   Model model;
   model.graph = GraphOf(body);
-  const Values expected = RunOnCpu(GraphOf(body), feeds);
+  const Values expected = RunWithTrainingKernels(GraphOf(body), feeds);
   const auto records =
       RunPasses({MakeShapeInferencePass(), pass, MakeDeadNodeEliminationPass()}, model);
   EXPECT_TRUE(records.ok()) << records.status().ToString();
-  EXPECT_TRUE(SameBits(RunOnCpu(model.graph, feeds), expected));
+  EXPECT_TRUE(SameBits(RunWithTrainingKernels(model.graph, feeds), expected));
   std::vector<std::string> ops;
   for (const auto& node : model.graph->nodes()) ops.push_back(node->op_type());
   return ops;

@@ -31,7 +31,7 @@ struct FusionCase {
 };
 void PrintTo(const FusionCase& c, std::ostream* out) { *out << c.name; }
 
-const std::vector<FusionCase>& Cases() {
+const std::vector<FusionCase>& FusionCases() {
   static const std::vector<FusionCase> kCases = {
       {"Bias",
        "float[N,4] x, float[4,6] w, float[6] b",
@@ -181,7 +181,7 @@ std::vector<RuntimeValue> RunModel(Model model, const FusionCase& c, int threads
   return values.ok() ? *values : std::vector<RuntimeValue>();
 }
 
-class Fusion : public testing::TestWithParam<FusionCase> {};
+class Fusion : public ::testing::TestWithParam<FusionCase> {};
 
 TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
@@ -220,7 +220,7 @@ TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Fusion, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, Fusion, ::testing::ValuesIn(FusionCases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(RowFusion, StringsAndPartsOfUnknownSizesStay) {

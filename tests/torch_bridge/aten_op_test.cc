@@ -36,8 +36,8 @@ TORCH_LIBRARY(caesura_test, library) {
 namespace caesura::torch {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Values = std::vector<RuntimeValue>;
 
 ProviderList Providers() {

@@ -20,8 +20,8 @@
 namespace caesura::torch {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 namespace F = ::torch::nn::functional;
 
 Model Parse(const std::string& graph) {
@@ -69,7 +69,7 @@ TEST(TorchModuleTest, ParametersHaveTheModelsNames) {
   Module module(Layer());
   std::vector<std::string> names;
   for (const auto& item : module.named_parameters()) names.push_back(item.key());
-  EXPECT_THAT(names, testing::UnorderedElementsAre("fc.weight", "fc.bias"));
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("fc.weight", "fc.bias"));
   EXPECT_EQ(module.named_parameters()["fc.weight"][0][2].item<float>(), 3);
 }
 

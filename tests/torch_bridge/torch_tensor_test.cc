@@ -10,8 +10,8 @@
 namespace caesura::torch {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TEST(TorchTensorTest, BytesAreSharedBothWays) {
   const at::Tensor source = at::arange(6, at::kFloat).reshape({2, 3});

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Model ModelOf(const std::string& body) {
+Model TrainedOpModel(const std::string& body) {
   auto model = ParseModelText(
       "<ir_version: 10, opset_import: [\"\" : 23, \"mine\" : 1, \"test.c\" : 3, \"test.cpp\" : 1]> "
       "g " +
@@ -67,7 +67,7 @@ constexpr char kChain[] =
 Result<std::vector<float>> WeightGradient(const std::string& text, const CustomOps& ops) {
   SplitModuleOptions options;
   options.custom_ops = ops;
-  ASSIGN_OR_RETURN(auto module, SplitModule::Create(ModelOf(text), options));
+  ASSIGN_OR_RETURN(auto module, SplitModule::Create(TrainedOpModel(text), options));
   const Tensor x = Tensor::Of<float>(Shape{2}, {3, 4});
   ASSIGN_OR_RETURN(ForwardRun run, module->Forward({{"x", x}}));
   ASSIGN_OR_RETURN(auto gradients, run.Backward({Tensor::Of<float>(Shape{2}, {1, 1})}));
@@ -90,7 +90,7 @@ TEST(CustomOpTraining, SessionsTrainEvaluateAndExport) {
   options.step.optimizer = Sgd{.learning_rate = 0.1};
   options.custom_ops.ops = {Times()};
   options.custom_ops.options.ForNode("one").Update("factor", "2");
-  auto session = TrainingSession::Create(ModelOf(kChain), options);
+  auto session = TrainingSession::Create(TrainedOpModel(kChain), options);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
   const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2}, {1, 1})},
                              {"target", Tensor::Of<float>(Shape{2}, {6, 0})}};
@@ -153,7 +153,7 @@ TEST(CustomOpTraining, TrainedInitializersAreNoConstants) {
   options.frozen = {"c"};
   options.custom_ops.ops = {op};
   auto module =
-      SplitModule::Create(ModelOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = "
+      SplitModule::Create(TrainedOpModel("(float[2] x) => (float[2] y) <float[2] w = {1, 2}, float[2] c = "
                                   "{1, 2}> { a = Mul (x, w) y = mine.Times (a, w, c) }"),
                           options);
   ASSERT_TRUE(module.ok()) << module.status().ToString();

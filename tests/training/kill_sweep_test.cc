@@ -36,7 +36,7 @@ int RunChild(std::vector<std::string> arguments) {
   return waitpid(pid, &status, 0) == pid ? status : -1;
 }
 
-bool SameTensors(const std::map<std::string, Tensor>& a, const std::map<std::string, Tensor>& b) {
+bool SameBitsByName(const std::map<std::string, Tensor>& a, const std::map<std::string, Tensor>& b) {
   return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](const auto& entry) {
            const auto found = b.find(entry.first);
            return found != b.end() &&
@@ -81,8 +81,8 @@ void Sweep(const std::string& model, int every) {
     saves.push_back(Milliseconds([&] { return session->Save(folder.path("again")).ok(); }));
     ASSERT_EQ(RunChild({"end", model, folder.path("step"), folder.path("out")}), 0);
     const Checkpoint out = RestoreCheckpoint(folder.path("out")).value();
-    EXPECT_TRUE(SameTensors(out.parameters, expected.parameters));
-    EXPECT_TRUE(SameTensors(out.optimizer_state, expected.optimizer_state));
+    EXPECT_TRUE(SameBitsByName(out.parameters, expected.parameters));
+    EXPECT_TRUE(SameBitsByName(out.optimizer_state, expected.optimizer_state));
     for (size_t i = 0; i < losses.size(); ++i)
       EXPECT_EQ(out.Get<double>("caller.loss" + std::to_string(i)).value(), losses[i]) << i;
   }
@@ -113,8 +113,8 @@ TEST(KillSweep, AHundredStepsAre37AKillAnd63) {
     ASSERT_TRUE(RestoreCheckpoint(killed).value().step.has_value());
     ASSERT_EQ(RunChild({"train", killed, "-1"}), 0);
     const Checkpoint found = RestoreCheckpoint(killed).value();
-    EXPECT_TRUE(SameTensors(found.parameters, expected.parameters));
-    EXPECT_TRUE(SameTensors(found.optimizer_state, expected.optimizer_state));
+    EXPECT_TRUE(SameBitsByName(found.parameters, expected.parameters));
+    EXPECT_TRUE(SameBitsByName(found.optimizer_state, expected.optimizer_state));
     EXPECT_EQ(found.properties, expected.properties);
   }
 }

@@ -35,18 +35,18 @@ RealModel DroppingGpt() {
   return real;
 }
 
-struct Run {
+struct OrderedRun {
   std::vector<double> losses;
   Values parameters;
 };
 
 // Parameters and losses of updates `first` and on, on so many ranks. Rank r gives its shards of
 // each batch.
-Run Train(const RealModel& real, const NamedModel& model, int shards, int ranks, int64_t bucket,
+OrderedRun TrainOrdered(const RealModel& real, const NamedModel& model, int shards, int ranks, int64_t bucket,
           const std::function<void(TrainingSession&)>& begin = {},
           const std::function<void(TrainingSession&)>& end = {}, int first = 0,
           int last = kUpdatesOfRun) {
-  std::vector<Run> runs(ranks);
+  std::vector<OrderedRun> runs(ranks);
   RunRanks(ranks, [&](Communicator& c) {
     const auto session = RankSession(real, c, [&](TrainingOptions& options) {
       options.logical_shards = shards;
@@ -54,7 +54,7 @@ Run Train(const RealModel& real, const NamedModel& model, int shards, int ranks,
       if (ranks == 1) options.communicator = nullptr;
     });
     if (begin) begin(*session);
-    Run& run = runs[c.rank()];
+    OrderedRun& run = runs[c.rank()];
     const int own = shards / ranks, rows = kRows / shards;
     for (int u = first; u < last; ++u) {
       const NamedValues batch = model.batch(100 + u);
@@ -71,14 +71,14 @@ Run Train(const RealModel& real, const NamedModel& model, int shards, int ranks,
     if (end) end(*session);
     run.parameters = ParametersOf(*session);
   });
-  for (const Run& run : runs) {
+  for (const OrderedRun& run : runs) {
     EXPECT_TRUE(SameBits(run.parameters, runs[0].parameters));
     EXPECT_EQ(run.losses, runs[0].losses);
   }
   return runs[0];
 }
 
-void ExpectSameBits(const Run& got, const Run& want) {
+void ExpectSameRun(const OrderedRun& got, const OrderedRun& want) {
   EXPECT_EQ(got.losses, want.losses);
   EXPECT_TRUE(SameBits(got.parameters, want.parameters));
 }
@@ -114,11 +114,11 @@ TEST(OrderedRanks, HaveTheBitsOfOne) {
   for (const auto& one : cases) {
     SCOPED_TRACE(one.model.name);
     const RealModel real = one.make();
-    const Run want = Train(real, one.model, 4, 1, 1000);
+    const OrderedRun want = TrainOrdered(real, one.model, 4, 1, 1000);
     for (const int ranks : {2, 4}) {
       for (const int64_t bucket : {1, 1000, 1 << 30}) {
         SCOPED_TRACE(std::to_string(ranks) + " ranks, buckets of " + std::to_string(bucket));
-        ExpectSameBits(Train(real, one.model, 4, ranks, bucket), want);
+        ExpectSameRun(TrainOrdered(real, one.model, 4, ranks, bucket), want);
       }
     }
   }
@@ -127,7 +127,7 @@ TEST(OrderedRanks, HaveTheBitsOfOne) {
 // Without the order, ranks differ from one in some bits: the test above can fail.
 TEST(OrderedRanks, DifferWithoutTheOrder) {
   RealModel real = Mlp();
-  const Run want = Train(real, kModels[0], 12, 1, 1000);
+  const OrderedRun want = TrainOrdered(real, kModels[0], 12, 1, 1000);
   real.options.step.accumulation_steps = 12;
   const auto session = SessionOf(real);
   for (int u = 0; u < kUpdatesOfRun; ++u) {
@@ -140,16 +140,16 @@ TEST(OrderedRanks, DifferWithoutTheOrder) {
 // Shards that are no power of two: three ranks sum four each, six sum two each.
 TEST(OrderedRanks, AnyNumberTimesAPowerOfTwo) {
   const RealModel real = DroppingGpt();
-  const Run want = Train(real, kModels[1], 12, 1, 1000);
+  const OrderedRun want = TrainOrdered(real, kModels[1], 12, 1, 1000);
   for (const int ranks : {3, 6, 12}) {
     SCOPED_TRACE(ranks);
-    ExpectSameBits(Train(real, kModels[1], 12, ranks, 1000), want);
+    ExpectSameRun(TrainOrdered(real, kModels[1], 12, ranks, 1000), want);
   }
 }
 
 TEST(OrderedRanks, DoWhatTheWholeBatchDoes) {
   const RealModel real = Llama();
-  const Run ordered = Train(real, kModels[2], 4, 2, 1000);
+  const OrderedRun ordered = TrainOrdered(real, kModels[2], 4, 2, 1000);
   const auto alone = SessionOf(real);
   for (int u = 0; u < kUpdatesOfRun; ++u) {
     const double loss = alone->Step(kModels[2].batch(100 + u)).value();
@@ -160,11 +160,11 @@ TEST(OrderedRanks, DoWhatTheWholeBatchDoes) {
 TEST(OrderedRanks, GoOnFromTheCheckpointOfAnotherNumber) {
   const TemporaryFolder folder;
   const RealModel real = DroppingGpt();
-  const Run want = Train(real, kModels[1], 4, 1, 1000);
+  const OrderedRun want = TrainOrdered(real, kModels[1], 4, 1, 1000);
   int first = 0;
   for (const auto& [ranks, last] : {std::pair{4, 5}, {1, 9}, {2, 14}, {4, kUpdatesOfRun}}) {
     const auto path = [&](int update) { return folder.path("at" + std::to_string(update)); };
-    const Run run = Train(
+    const OrderedRun run = TrainOrdered(
         real, kModels[1], 4, ranks, 1000,
         [&](TrainingSession& session) {
           if (first == 0) return;

@@ -25,8 +25,6 @@ std::shared_ptr<FailingProvider> Faulty() {
 }
 
 // From one k to the next.
-int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
-
 // Two steps on the CPU, and the state after them.
 class StepsOfTheCpu {
  public:

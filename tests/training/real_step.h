@@ -4,6 +4,7 @@
 #ifndef CAESURA_TESTS_TRAINING_REAL_STEP_H_
 #define CAESURA_TESTS_TRAINING_REAL_STEP_H_
 
+#include <cstdlib>
 #include <ostream>
 #include <random>
 #include <string>
@@ -17,6 +18,17 @@
 namespace caesura::testing {
 
 inline constexpr int kUpdates = 2;
+
+// The stride of a sweep: 1 where the long tests were asked for.
+inline int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
+
+// Copies of the parameters and states of these names.
+inline Values Everything(const TrainingSession& session, const std::vector<std::string>& names) {
+  Values out;
+  for (const std::string& name : names)
+    out.push_back(session.Parameter(name).value().Clone().value());
+  return out;
+}
 
 // A model, how it is trained, and a batch for each of two updates.
 struct RealModel {

@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // All that a session has: what it would save.
-std::string Everything(const TrainingSession& session) {
+std::string SavedBytes(const TrainingSession& session) {
   TemporaryFolder folder;
   EXPECT_TRUE(session.Save(folder.path("c")).ok());
   return ReadWholeFile(PosixFileSystem(), folder.path("c"), 1 << 24).value();
@@ -40,16 +40,16 @@ void ExpectRefused(RealModel real, const std::string& input) {
     for (int micro = 0; micro < micro_steps; ++micro) {
       SCOPED_TRACE("update " + std::to_string(update) + ", micro-step " + std::to_string(micro));
       const NamedValues& batch = real.batches[(update + micro) % kUpdates];
-      const std::string before = Everything(*session);
+      const std::string before = SavedBytes(*session);
       for (const float value : {NAN, INFINITY}) {
         const Status status = session->Step(Spoilt(batch, input, value)).status();
         EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
         EXPECT_THAT(status.message(), HasSubstr("the norm of the gradients is "));
         EXPECT_THAT(status.message(), HasSubstr("the step was refused"));
-        EXPECT_EQ(Everything(*session), before);
+        EXPECT_EQ(SavedBytes(*session), before);
       }
       EXPECT_EQ(session->Step(batch).value(), undisturbed->Step(batch).value());
-      EXPECT_EQ(Everything(*session), Everything(*undisturbed));
+      EXPECT_EQ(SavedBytes(*session), SavedBytes(*undisturbed));
     }
   }
 }

@@ -57,7 +57,7 @@ std::unique_ptr<SplitModule> Open(Model model, SplitModuleOptions options = ByIn
 }
 
 // Another batch for each k, of k + 1 rows.
-Tensor Batch(int k, int columns = 3) {
+Tensor DoubleBatch(int k, int columns = 3) {
   Doubles values;
   for (int i = 0; i < (k + 1) * columns; ++i)
     values.push_back(0.1 * (k + 1) - 0.3 * i + 0.05 * i * i);
@@ -111,8 +111,8 @@ TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
                                 "a = Exp(x) b = Neg(a) y = Add(b, x)"),
                           options)
           .value();
-  ForwardRun run = module->Forward({{"x", Batch(0)}}).value();
-  const std::vector<RuntimeValue> gradients = run.Backward({Batch(0)}).value();
+  ForwardRun run = module->Forward({{"x", DoubleBatch(0)}}).value();
+  const std::vector<RuntimeValue> gradients = run.Backward({DoubleBatch(0)}).value();
   ASSERT_EQ(module->gradient_names(), (std::vector<std::string>{"x", "spare"}));
   EXPECT_THAT(gradients[1].tensor().ToVector<double>(), ElementsAre(0, 0));
 }
@@ -120,11 +120,11 @@ TEST(SplitModule, AParameterThatNothingReadsHasAGradientOfZeros) {
 TEST(SplitModule, ManyForwardsThenBackwardsInAnyOrder) {
   auto module = Open(TwoHeads());
   std::vector<std::vector<Doubles>> expected;
-  for (int k = 0; k < 4; ++k) expected.push_back(Alone(*module, Batch(k)));
+  for (int k = 0; k < 4; ++k) expected.push_back(Alone(*module, DoubleBatch(k)));
   std::vector<int> order = {0, 1, 2, 3};
   do {
     std::vector<ForwardRun> runs;
-    for (int k = 0; k < 4; ++k) runs.push_back(module->Forward({{"x", Batch(k)}}).value());
+    for (int k = 0; k < 4; ++k) runs.push_back(module->Forward({{"x", DoubleBatch(k)}}).value());
     for (int k : order) {
       const auto dys = Ones(runs[k]);
       EXPECT_EQ(Values(runs[k].Backward(dys).value()), expected[k]) << k;
@@ -134,11 +134,11 @@ TEST(SplitModule, ManyForwardsThenBackwardsInAnyOrder) {
 
 TEST(SplitModule, AKeptRunGivesTheSameBitsAgain) {
   auto module = Open(TwoHeads());
-  const auto expected = Alone(*module, Batch(2));
-  ForwardRun run = module->Forward({{"x", Batch(2)}}).value();
+  const auto expected = Alone(*module, DoubleBatch(2));
+  ForwardRun run = module->Forward({{"x", DoubleBatch(2)}}).value();
   const auto dys = Ones(run);
   EXPECT_EQ(Values(run.Backward(dys, /*keep=*/true).value()), expected);
-  EXPECT_EQ(Alone(*module, Batch(2)), expected);  // takes the memory of the first backward
+  EXPECT_EQ(Alone(*module, DoubleBatch(2)), expected);  // takes the memory of the first backward
   EXPECT_EQ(Values(run.Backward(dys, /*keep=*/true).value()), expected);
   EXPECT_EQ(Values(run.Backward(dys).value()), expected);
   const auto over = run.Backward(dys);
@@ -155,7 +155,7 @@ TEST(SplitModule, SavedRunsGoOnInAnotherModule) {
     const int columns = make == TwoHeads ? 3 : 2;
     std::vector<std::vector<Doubles>> outputs, gradients;
     for (int k = 1; k < 4; ++k) {
-      ForwardRun run = begins->Forward({{"x", Batch(k, columns)}}).value();
+      ForwardRun run = begins->Forward({{"x", DoubleBatch(k, columns)}}).value();
       outputs.push_back(Values(run.outputs));
       ASSERT_TRUE(run.Save(folder.path(std::to_string(k))).ok());
       gradients.push_back(Values(run.Backward(Ones(run)).value()));
@@ -174,8 +174,8 @@ TEST(SplitModule, SavedRunsGoOnInAnotherModule) {
 
 TEST(SplitModule, OutputsMayBeOverwrittenBeforeTheBackward) {
   auto module = Open(TwoHeads());
-  const auto expected = Alone(*module, Batch(1));
-  ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+  const auto expected = Alone(*module, DoubleBatch(1));
+  ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
   const auto dys = Ones(run);
   for (const RuntimeValue& y : run.outputs) std::memset(y.tensor().raw(), 0x7f, y.tensor().bytes());
   run.outputs.clear();
@@ -194,32 +194,32 @@ TEST(SplitModule, ADroppedRunGivesItsMemoryBack) {
   } watch;
   auto module = Open(TwoHeads());
   for (int k = 0; k < 3; ++k) {
-    ForwardRun dropped = module->Forward({{"x", Batch(1)}}, {&watch}).value();
+    ForwardRun dropped = module->Forward({{"x", DoubleBatch(1)}}, {&watch}).value();
   }
   EXPECT_EQ(watch.states[1], watch.states[0]);
   EXPECT_EQ(watch.states[2], watch.states[0]);
-  ForwardRun held = module->Forward({{"x", Batch(1)}}, {&watch}).value();
-  ForwardRun other = module->Forward({{"x", Batch(1)}}, {&watch}).value();
+  ForwardRun held = module->Forward({{"x", DoubleBatch(1)}}, {&watch}).value();
+  ForwardRun other = module->Forward({{"x", DoubleBatch(1)}}, {&watch}).value();
   EXPECT_EQ(watch.states[3], watch.states[0]);
   EXPECT_NE(watch.states[4], watch.states[0]);
   held = std::move(other);  // drops what it held
   EXPECT_FALSE(other.pending());
-  ForwardRun again = module->Forward({{"x", Batch(1)}}, {&watch}).value();
+  ForwardRun again = module->Forward({{"x", DoubleBatch(1)}}, {&watch}).value();
   EXPECT_EQ(watch.states[5], watch.states[0]);
 }
 
 TEST(SplitModule, AbsentAndSpreadGradients) {
   auto module = Open(TwoHeads());
-  ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+  ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
   EXPECT_THAT(Values(run.Backward({{}, {}, {}}, true).value()), Each(Each(0)));
   const RuntimeValue one = Tensor::Scalar<double>(1);
-  EXPECT_EQ(Values(run.Backward({one, one, {}}).value()), Alone(*module, Batch(1)));
+  EXPECT_EQ(Values(run.Backward({one, one, {}}).value()), Alone(*module, DoubleBatch(1)));
 }
 
 TEST(SplitModule, WrongGradientsLoseNothing) {
   auto module = Open(TwoHeads());
-  const auto expected = Alone(*module, Batch(1));
-  ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+  const auto expected = Alone(*module, DoubleBatch(1));
+  ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
   const auto dys = Ones(run);
   const auto fails = [&](std::vector<RuntimeValue> gradients, const std::string& text) {
     for (const bool keep : {false, true}) {
@@ -240,7 +240,7 @@ TEST(SplitModule, WrongGradientsLoseNothing) {
 TEST(SplitModule, WrongFeedsAndNames) {
   auto module = Open(TwoHeads());
   EXPECT_THAT(module->Forward({}).status().message(), HasSubstr("no value given for input(s) 'x'"));
-  EXPECT_THAT(module->Forward({{"x", Batch(0)}, {"q", Batch(0)}}).status().message(),
+  EXPECT_THAT(module->Forward({{"x", DoubleBatch(0)}, {"q", DoubleBatch(0)}}).status().message(),
               HasSubstr("no input(s) 'q'"));
   EXPECT_EQ(module->Parameter("q").status().code(), StatusCode::kNotFound);
   SplitModuleOptions options;
@@ -258,7 +258,7 @@ TEST(SplitModule, FrozenParametersAndNothingToTrain) {
   options.frozen = {"*"};
   auto module = Open(TwoHeads(), options);
   EXPECT_THAT(module->gradient_names(), IsEmpty());
-  ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+  ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
   EXPECT_THAT(run.Backward({{}, {}, {}}).value(), IsEmpty());
 }
 
@@ -291,16 +291,16 @@ TEST(SplitModule, OneValueUnderSeveralOutputs) {
 
 TEST(SplitModule, RunsKeepTheParametersThatTheyBeganWith) {
   auto module = Open(TwoHeads());
-  const auto before = Alone(*module, Batch(1));
-  ForwardRun old = module->Forward({{"x", Batch(1)}}).value();
+  const auto before = Alone(*module, DoubleBatch(1));
+  ForwardRun old = module->Forward({{"x", DoubleBatch(1)}}).value();
   const Tensor w = module->Parameter("w").value();
   const Tensor twice = Tensor::Of<double>(Shape{3, 2}, {2, -4, 6, 8, -10, 12});
   ASSERT_TRUE(module->SetParameters({{"w", twice}}).ok());
-  ForwardRun fresh = module->Forward({{"x", Batch(1)}}).value();
+  ForwardRun fresh = module->Forward({{"x", DoubleBatch(1)}}).value();
   const Doubles y = old.outputs[0].tensor().ToVector<double>(),
                 y2 = fresh.outputs[0].tensor().ToVector<double>();
   for (size_t i = 0; i < y.size(); ++i) EXPECT_DOUBLE_EQ(y2[i], 2 * y[i]);
-  EXPECT_EQ(module->Predict({{"x", Batch(1)}}).value()[0].tensor().ToVector<double>(), y2);
+  EXPECT_EQ(module->Predict({{"x", DoubleBatch(1)}}).value()[0].tensor().ToVector<double>(), y2);
   const auto dys = Ones(old);
   EXPECT_EQ(Values(old.Backward(dys).value()), before);
   EXPECT_NE(Values(fresh.Backward(dys).value()), before);
@@ -363,8 +363,8 @@ TEST(SplitModule, EachForwardDropsOtherElementsAndItsBackwardTheSame) {
 
 TEST(SplitModule, ARunMayOutliveItsModule) {
   auto module = Open(TwoHeads());
-  const auto expected = Alone(*module, Batch(1));
-  ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+  const auto expected = Alone(*module, DoubleBatch(1));
+  ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
   module.reset();
   const auto dys = Ones(run);
   EXPECT_EQ(Values(run.Backward(dys, true).value()), expected);
@@ -373,14 +373,14 @@ TEST(SplitModule, ARunMayOutliveItsModule) {
 
 TEST(SplitModule, TwoThreadsEachWithTheirOwnRuns) {
   auto module = Open(TwoHeads());
-  const std::vector<std::vector<Doubles>> expected = {Alone(*module, Batch(1)),
-                                                      Alone(*module, Batch(2))};
+  const std::vector<std::vector<Doubles>> expected = {Alone(*module, DoubleBatch(1)),
+                                                      Alone(*module, DoubleBatch(2))};
   std::vector<int> wrong(2, 0);
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
-        ForwardRun run = module->Forward({{"x", Batch(1 + t)}}).value();
+        ForwardRun run = module->Forward({{"x", DoubleBatch(1 + t)}}).value();
         const auto dys = Ones(run);
         const bool keep = i % 2 == 0;
         if (keep && Values(run.Backward(dys, true).value()) != expected[t]) ++wrong[t];
@@ -395,13 +395,13 @@ TEST(SplitModule, TwoThreadsEachWithTheirOwnRuns) {
 // A run begun in one thread may end in another, while parameters are replaced in a third.
 TEST(SplitModule, RunsMoveBetweenThreads) {
   auto module = Open(TwoHeads());
-  const auto expected = Alone(*module, Batch(1));
+  const auto expected = Alone(*module, DoubleBatch(1));
   const Tensor w = module->Parameter("w").value();
   std::thread writer([&] {
     for (int i = 0; i < 200; ++i) EXPECT_TRUE(module->SetParameters({{"w", w}}).ok());
   });
   for (int i = 0; i < 50; ++i) {
-    ForwardRun run = module->Forward({{"x", Batch(1)}}).value();
+    ForwardRun run = module->Forward({{"x", DoubleBatch(1)}}).value();
     std::thread([&] { EXPECT_EQ(Values(run.Backward(Ones(run)).value()), expected); }).join();
   }
   writer.join();

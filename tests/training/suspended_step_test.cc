@@ -19,13 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Values Everything(const TrainingSession& session, const std::vector<std::string>& names) {
-  Values out;
-  for (const std::string& name : names)
-    out.push_back(session.Parameter(name).value().Clone().value());
-  return out;
-}
-
 // Two updates as an undisturbed session does them, and the plan's length.
 struct Undisturbed {
   explicit Undisturbed(const RealModel& real) : names(StepRunner(real).names()) {
@@ -72,8 +65,6 @@ void ExpectTheSame(const Undisturbed& expected, const RealModel& real, TrainingS
     EXPECT_EQ(session->learning_rate(), expected.learning_rate);
   }
 }
-
-int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
 
 void Sweep(const RealModel& real, int every) {
   const Undisturbed expected(real);

@@ -33,7 +33,7 @@ std::unique_ptr<TrainingSession> SessionOf(const std::string& trips) {
   return TrainingSession::Create(*std::move(model), options).value();
 }
 
-std::vector<float> Weights(const TrainingSession& session) {
+std::vector<float> WeightsOf(const TrainingSession& session) {
   return session.Parameter("w").value().ToVector<float>();
 }
 
@@ -48,7 +48,7 @@ TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
     std::abort();
   }
   EXPECT_EQ(step.get().code(), StatusCode::kCancelled);
-  EXPECT_THAT(Weights(*session), ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(WeightsOf(*session), ::testing::ElementsAre(1, 2));
   EXPECT_EQ(session->updates(), 0);
 }
 
@@ -60,7 +60,7 @@ TEST(TrainingTerminate, HoldsUntilItIsTakenBack) {
   EXPECT_EQ(session->Evaluate(feeds).status().code(), StatusCode::kCancelled);
   session->set_terminate(false);
   EXPECT_EQ(session->Step(feeds).value(), 3);
-  EXPECT_THAT(Weights(*session), ::testing::ElementsAre(0, 1));
+  EXPECT_THAT(WeightsOf(*session), ::testing::ElementsAre(0, 1));
 }
 
 }  // namespace

@@ -19,15 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr ? 1 : shortened; }
-
-Values Everything(const TrainingSession& session, const std::vector<std::string>& names) {
-  Values out;
-  for (const std::string& name : names)
-    out.push_back(session.Parameter(name).value().Clone().value());
-  return out;
-}
-
 std::unique_ptr<TrainingSession> SessionOn(const RealModel& real, const ProviderList& providers) {
   RealModel own = real.Clone();
   own.options.providers = providers;

@@ -27,6 +27,10 @@ namespace caesura::python {
 // not found is a file, FileNotFoundError.
 void Raise(const Status& status, bool of_file = false);
 
+inline void Check(const Status& status, bool of_file = false) {
+  if (!status.ok()) Raise(status, of_file);
+}
+
 template <typename T>
 T Unwrap(Result<T> result, bool of_file = false) {
   if (!result.ok()) Raise(result.status(), of_file);

@@ -11,10 +11,6 @@ namespace {
 
 using Values = std::map<std::string, std::string>;
 
-void Check(const Status& status) {
-  if (!status.ok()) Raise(status);
-}
-
 // The options of each op, with defaults: {"domain::Op": {name: value}}.
 std::map<std::string, Values> Ops(const CustomOps& custom_ops) {
   std::map<std::string, Values> out;

@@ -42,10 +42,6 @@ class Recording {
   const std::shared_ptr<RunRecorder> recorder_ = std::make_shared<RunRecorder>();
 };
 
-void Check(const Status& status) {
-  if (!status.ok()) Raise(status, /*of_file=*/true);
-}
-
 }  // namespace
 
 void BindRecording(nb::module_& m) {
@@ -62,14 +58,14 @@ void BindRecording(nb::module_& m) {
                     return Unwrap(EventWriter::Create(folder), /*of_file=*/true);
                   })
       .def("scalar", [](EventWriter& writer, const std::string& tag, double value,
-                        int64_t step) { Check(writer.AddScalar(tag, value, step)); })
+                        int64_t step) { Check(writer.AddScalar(tag, value, step), /*of_file=*/true); })
       .def("text", [](EventWriter& writer, const std::string& tag, const std::string& text,
-                      int64_t step) { Check(writer.AddText(tag, text, step)); })
+                      int64_t step) { Check(writer.AddText(tag, text, step), /*of_file=*/true); })
       .def("histogram",
            [](EventWriter& writer, const std::string& tag, nb::handle values, int64_t step) {
              const Tensor tensor = ValueOf(values).tensor();
              Check(writer.AddHistogram(
-                 tag, {tensor.data<float>(), static_cast<size_t>(tensor.elements())}, step));
+                 tag, {tensor.data<float>(), static_cast<size_t>(tensor.elements())}, step), /*of_file=*/true);
            })
       .def_prop_ro("path", &EventWriter::path);
 }

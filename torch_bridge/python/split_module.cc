@@ -9,7 +9,7 @@ namespace caesura::python {
 namespace {
 
 // The arguments of the Python class, by name.
-std::unique_ptr<SplitModule> Open(nb::object source, nb::dict arguments) {
+std::unique_ptr<SplitModule> OpenSplitModule(nb::object source, nb::dict arguments) {
   const auto names = [&](const char* key) {
     return nb::cast<std::vector<std::string>>(arguments[key]);
   };
@@ -54,7 +54,7 @@ void BindSplit(nb::module_& m) {
       });
   nb::class_<SplitModule> modules(m, "Split");
   BindFallback(modules);
-  modules.def_static("open", &Open)
+  modules.def_static("open", &OpenSplitModule)
       .def("forward",
            [](SplitModule& module, nb::dict arrays) {
              return Released([&, feeds = FeedsOf(arrays)] { return module.Forward(feeds); });

@@ -161,10 +161,6 @@ nb::list ShardsOf(const TrainingSession& session) {
   return out;
 }
 
-void Check(const Status& status, bool of_file = false) {
-  if (!status.ok()) Raise(status, of_file);
-}
-
 }  // namespace
 
 void BindTraining(nb::module_& m) {

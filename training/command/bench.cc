@@ -220,7 +220,7 @@ Status PrintRows(const BenchOptions& options, std::vector<System>& systems) {
   return WriteJson(rows, options.json);
 }
 
-Status Run(const BenchOptions& options) {
+Status RunBench(const BenchOptions& options) {
   const std::string& path = options.train.model;
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(path));
   std::vector<System> systems;
@@ -252,7 +252,7 @@ Status Run(const BenchOptions& options) {
   return PrintRows(options, systems);
 }
 
-constexpr char kNotes[] =
+constexpr char kBenchNotes[] =
     R"(Each round gives every system a turn, so that what slows the machine down slows all of them. Inputs that --inputs
 does not bring are made up: floats from a fixed sequence in [0, 1), everything else zero. onnxruntime is taken from
 the Python that runs this command (or CAESURA_PYTHON); a step has no peer here: in a build from source, 'python -m caesura.bench' compares
@@ -284,8 +284,8 @@ void AddBench(CLI::App& app, RunFunction* run) {
   AddOptimizerOption(*sub, &options->train);
   AddPlacementOptions(*sub, &options->train);
   AddJsonOption(*sub, &options->json);
-  sub->footer(kNotes);
-  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
+  sub->footer(kBenchNotes);
+  sub->callback([=] { *run = [=] { return ExitCodeOf(RunBench(*options)); }; });
 }
 
 }  // namespace caesura::command

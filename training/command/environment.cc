@@ -28,7 +28,7 @@ std::string Processor() {
   return "unknown";
 }
 
-std::string System() {
+std::string SystemName() {
   utsname names = {};
   return uname(&names) == 0 ? std::string(names.sysname) + " " + names.release + " " + names.machine
                             : "unknown";
@@ -62,7 +62,7 @@ int RunEnv(const std::string& json) {
   rows.emplace_back("processor", Processor());
   rows.emplace_back("cores", std::to_string(sysconf(_SC_NPROCESSORS_ONLN)));
   rows.emplace_back("memory", std::to_string(env::MemoryBytes() >> 20) + " MiB, swap included");
-  rows.emplace_back("system", System());
+  rows.emplace_back("system", SystemName());
   rows.emplace_back("program cache", env::ProgramCache().empty() ? "off" : env::ProgramCache());
   rows.emplace_back("Python packages", PythonPackages());
   for (const std::string& variable : env::SetVariables()) {

@@ -60,7 +60,7 @@ Result<Scores> Evaluate(Session& session, const Dataset& data, const TrainOption
   return Scores{sum / static_cast<double>(data.size()), metric, data.size()};
 }
 
-Status Run(EvaluateOptions& options) {
+Status Evaluate(EvaluateOptions& options) {
   TrainOptions& train = options.train;
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(train.model));
   ASSIGN_OR_RETURN(Model model, ReadTrainedModel(train.model, options.checkpoint));
@@ -92,7 +92,7 @@ Status Run(EvaluateOptions& options) {
   return WriteJson(json, options.json);
 }
 
-constexpr char kExamples[] = R"(Examples
+constexpr char kEvaluateExamples[] = R"(Examples
     caesura evaluate trained.onnx --data test.npz --feed x=images --target labels
     caesura evaluate net.onnx --checkpoint run.ckpt --data test.npz --target labels --json -
     caesura evaluate step --data test.npz       the folder of an exported step, which knows its loss)";
@@ -115,8 +115,8 @@ void AddEvaluate(CLI::App& app, RunFunction* run) {
       ->capture_default_str();
   AddPlacementOptions(*sub, &options->train);
   AddJsonOption(*sub, &options->json);
-  sub->footer(kExamples);
-  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
+  sub->footer(kEvaluateExamples);
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Evaluate(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -64,7 +64,7 @@ class Rows {
   Tensor all_;
 };
 
-Status Run(PredictOptions& options) {
+Status Predict(PredictOptions& options) {
   TrainOptions& train = options.train;
   ASSIGN_OR_RETURN(Model model, ReadTrainedModel(train.model, options.checkpoint));
   train.loss = "output";  // nothing to compare with: no target is looked for
@@ -103,7 +103,7 @@ Status Run(PredictOptions& options) {
   return WriteTensorFile(options.output, file);
 }
 
-constexpr char kExamples[] = R"(Examples
+constexpr char kPredictExamples[] = R"(Examples
     caesura predict trained.onnx --data new.npz --feed x=images --output scores.npz
     caesura predict net.onnx --checkpoint run.ckpt --data new.safetensors --outputs logits --output logits.npy)";
 
@@ -124,8 +124,8 @@ void AddPredict(CLI::App& app, RunFunction* run) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   AddPlacementOptions(*sub, &options->train);
-  sub->footer(kExamples);
-  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
+  sub->footer(kPredictExamples);
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Predict(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -125,13 +125,13 @@ Status Compare(const ReplayOptions& options) {
   return {};
 }
 
-Status Run(const ReplayOptions& options) {
+Status Replay(const ReplayOptions& options) {
   const bool compares = !options.against.name.empty() || options.against_threads ||
                         !options.against_isa.empty() || !options.without.empty();
   return compares ? Compare(options) : FindNonfinite(options);
 }
 
-constexpr char kNotes[] =
+constexpr char kReplayNotes[] =
     R"(The model and the options of the step are those of the run that recorded it. Without --against and the like the
 step runs once, and the first node that makes a NaN out of numbers is named, with what it has read and where it is in
 the user's source. With them it runs twice, and the first value that differs is named. Values that only one of the
@@ -172,8 +172,8 @@ void AddReplay(CLI::App& app, RunFunction* run) {
                   "How far a value may be off, in parts of its largest magnitude")
       ->capture_default_str()
       ->group(group);
-  sub->footer(kNotes);
-  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
+  sub->footer(kReplayNotes);
+  sub->callback([=] { *run = [=] { return ExitCodeOf(Replay(*options)); }; });
 }
 
 }  // namespace caesura::command

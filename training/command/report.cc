@@ -42,7 +42,7 @@ Status ReportRun(const ReportOptions& options) {
   return WriteReport({.title = options.train.model, .runs = recorder.Runs()}, options.output);
 }
 
-Status Run(const ReportOptions& options) {
+Status MakeReport(const ReportOptions& options) {
   const std::string& path = options.train.model;
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(path));
   if (!exported && options.train.loss.empty()) {
@@ -55,7 +55,7 @@ Status Run(const ReportOptions& options) {
   return {};
 }
 
-constexpr char kNotes[] =
+constexpr char kReportNotes[] =
     R"(The page is one file that needs no other: time by op and by source line, memory, graph, and what to try first.
 Without --loss it shows a run of the model. Inputs that --inputs does not bring are made up: floats from a fixed
 sequence in [0, 1), everything else zero. 'caesura train --report FILE' adds the curves of a training run.
@@ -79,8 +79,8 @@ void AddReport(CLI::App& app, RunFunction* run) {
   AddOptimizerOption(*sub, &options->train);
   AddPlacementOptions(*sub, &options->train);
   sub->add_option("--output", options->output, "The page (.html)")->capture_default_str();
-  sub->footer(kNotes);
-  sub->callback([=] { *run = [=] { return ExitCodeOf(Run(*options)); }; });
+  sub->footer(kReportNotes);
+  sub->callback([=] { *run = [=] { return ExitCodeOf(MakeReport(*options)); }; });
 }
 
 }  // namespace caesura::command

@@ -65,7 +65,7 @@ int RunTrain(const TrainOptions& options) {
   return ExitCodeOf((*trainer)->Run(&stop_requested));
 }
 
-constexpr char kExamples[] = R"(Examples
+constexpr char kTrainExamples[] = R"(Examples
   A classifier of images, x: float32[batch, 1, 8, 8], from arrays "images" and "labels":
     caesura train net.onnx --data digits.npz --feed x=images --target labels --epochs 20 \
       --optimizer adamw --lr 2e-3 --schedule cosine --warmup 50 --output trained.onnx
@@ -93,7 +93,7 @@ void AddTrain(CLI::App& app, RunFunction* run) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* sub = app.add_subcommand("train", "Train an ONNX model on arrays or text");
   AddTrainOptions(*sub, options.get());
-  sub->footer(kExamples);
+  sub->footer(kTrainExamples);
   sub->callback([=] { *run = [=] { return RunTrain(*options); }; });
 }
 

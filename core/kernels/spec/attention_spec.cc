@@ -24,7 +24,7 @@ Result<HeadLayout> MakeLayout(const KernelInfo& info, int input, int rank,
 
 // True if a mask of so many keys hides exactly what causality hides: keys after the query.
 bool IsCausal(const Tensor& mask, int64_t keys) {
-  constexpr double kHidden =
+  static constexpr double kHidden =
       -1e30;  // to be added to a score: no weight is left, whatever the score
   auto shows = [&](auto sees, auto hides) {
     for (int64_t e = 0; e < mask.elements(); ++e) {

@@ -31,7 +31,7 @@ Result<BucketLayout> LayoutOf(const KernelInfo& info, int first) {
 }
 
 // The collectives of a run among as many ranks as the plan was made for.
-Result<RunCollectives*> CollectivesOf(const KernelContext& context, int ranks) {
+Result<RunCollectives*> CollectivesOfRanks(const KernelContext& context, int ranks) {
   RunCollectives* collectives = context.collectives();
   if (collectives == nullptr)
     return InvalidArgument("the run has no communicator (RunOptions::collectives)");
@@ -76,7 +76,7 @@ Status CreateReduceScatterStart(KernelInfo& info) {
   info.SetOutput(0, dtype, Shape{layout.part()});
   DecideBlock(info, layout, dtype);
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
     return collectives->Start(
         number, Collective::ReduceScatter(dtype, context.Output<void>(1), context.Output<void>(0),
@@ -90,7 +90,7 @@ Status CreateReduceScatterWait(KernelInfo& info) {
   info.SetInPlace(0, 0);
   const auto ranks = static_cast<int>(info.Attr<int64_t>("ranks", 0));
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
     return collectives->Wait(number);
   });
   return {};
@@ -103,7 +103,7 @@ Status CreateOrderedSumStart(KernelInfo& info) {
   info.SetOutput(0, dtype, Shape{layout.all()});
   DecideBlock(info, layout, dtype);
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
     return collectives->Start(number, Collective::AllToAll(dtype, context.Output<void>(1),
                                                            context.Output<void>(0), layout.part()));
@@ -147,7 +147,7 @@ Status CreateOrderedSumWait(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     info.SetCompute([=, threads = info.threads(),
                      number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-      ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
+      ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
       RETURN_IF_ERROR(collectives->Wait(number));
       T* parts = context.Output<T>(count);
       SumInPairs(parts, ranks, part, threads);
@@ -167,7 +167,7 @@ Status CreateOwnPart(KernelInfo& info) {
   info.SetOutput(0, dtype, Shape{layout.part()});
   info.SetCompute([=](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(const RunCollectives* const collectives,
-                     CollectivesOf(context, layout.ranks()));
+                     CollectivesOfRanks(context, layout.ranks()));
     const size_t size = DTypeSize(dtype);
     char* part = context.Output<char>(0);
     std::memset(part, 0, size * layout.part());
@@ -187,7 +187,7 @@ Status CreateAllGatherStart(KernelInfo& info) {
   if (ranks < 1) return info.Invalid("needs an attribute ranks of 1 or more");
   info.SetOutput(0, dtype, Shape{part * ranks});
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
     return collectives->Start(number, Collective::AllGather(dtype, context.Input<void>(0),
                                                             context.Output<void>(0), part));
   });
@@ -207,7 +207,7 @@ Status CreateAllGatherWait(KernelInfo& info) {
     info.SetInPlace(kFirst + i, i);
   }
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, layout.ranks()));
     RETURN_IF_ERROR(collectives->Wait(number));
     const size_t size = DTypeSize(dtype);
     for (int i = 0; i < layout.tensors(); ++i) {

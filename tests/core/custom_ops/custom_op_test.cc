@@ -11,6 +11,7 @@
 #include "core/base/status_macros.h"
 #include "core/graph/graph_text.h"
 #include "core/session/session.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
@@ -25,7 +26,7 @@ Model ModelOf(const std::string& body, int version = 1) {
   return *std::move(model);
 }
 
-Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops, ProviderList providers = {}) {
+Result<std::unique_ptr<Session>> MakeSession(Model model, CustomOps ops, ProviderList providers = {}) {
   SessionOptions options;
   options.custom_ops = std::move(ops);
   options.providers = std::move(providers);
@@ -33,10 +34,6 @@ Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops, ProviderList p
 }
 
 std::vector<float> Floats(const RuntimeValue& value) { return value.tensor().ToVector<float>(); }
-Tensor Of(const std::vector<float>& values) {
-  return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values);
-}
-
 // y = x + `amount`, an option; counts its instances and kernels.
 struct Counts {
   std::atomic<int> instances{0}, kernels{0};
@@ -82,9 +79,9 @@ TEST(CustomOps, NodesOfOneTypeHaveOptionsOfTheirOwn) {
   CustomOps ops{{AddAmount(&counts)}, {}};
   ops.options.ForNode("first").Update("amount", "10");
   ops.options.ForNode("second").Update("amount", "20");
-  auto session = Make(ModelOf(kTwoNodes), ops);
+  auto session = MakeSession(ModelOf(kTwoNodes), ops);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
-  auto results = (*session)->Run({{"x", Of({1, 2})}}).value();
+  auto results = (*session)->Run({{"x", FloatVector({1, 2})}}).value();
   EXPECT_THAT(Floats(results[0]), ElementsAre(11, 12));
   EXPECT_THAT(Floats(results[1]), ElementsAre(21, 22));
 }
@@ -96,11 +93,11 @@ TEST(CustomOps, SessionsHaveOptionsOfTheirOwn) {
   CustomOps one{{AddAmount(&counts)}, {}}, other{{AddAmount(&counts)}, {}};
   one.options.ForOp("Add", "mine").Update("amount", "5");
   other.options.ForNode("first").Update("amount", "7");
-  auto first = Make(ModelOf(kTwoNodes), one).value();
+  auto first = MakeSession(ModelOf(kTwoNodes), one).value();
   one.options.ForOp("Add", "mine").Update("amount", "1000");  // too late: the session has a copy
-  auto second = Make(ModelOf(kTwoNodes), other).value();
+  auto second = MakeSession(ModelOf(kTwoNodes), other).value();
   for (int round = 0; round < 2; ++round) {
-    auto a = first->Run({{"x", Of({0})}}).value(), b = second->Run({{"x", Of({0})}}).value();
+    auto a = first->Run({{"x", FloatVector({0})}}).value(), b = second->Run({{"x", FloatVector({0})}}).value();
     EXPECT_THAT(Floats(a[0]), ElementsAre(5));
     EXPECT_THAT(Floats(a[1]), ElementsAre(5));
     EXPECT_THAT(Floats(b[0]), ElementsAre(7));
@@ -110,10 +107,10 @@ TEST(CustomOps, SessionsHaveOptionsOfTheirOwn) {
 
 TEST(CustomOps, InstancesAreMadeWithTheSessionAndNotWithPlans) {
   Counts counts;
-  auto session = Make(ModelOf(kTwoNodes), {{AddAmount(&counts)}, {}}).value();
+  auto session = MakeSession(ModelOf(kTwoNodes), {{AddAmount(&counts)}, {}}).value();
   EXPECT_EQ(counts.instances, 2);
   EXPECT_EQ(counts.kernels, 0);
-  for (int n : {1, 2, 3}) ASSERT_TRUE(session->Run({{"x", Of(std::vector<float>(n))}}).ok());
+  for (int n : {1, 2, 3}) ASSERT_TRUE(session->Run({{"x", FloatVector(std::vector<float>(n))}}).ok());
   EXPECT_EQ(counts.instances, 2);
   EXPECT_EQ(counts.kernels, 6);
 }
@@ -123,7 +120,7 @@ TEST(CustomOps, WrongOptionsAreNamed) {
   auto error = [&](const std::function<void(OpOptions&)>& set) {
     CustomOps ops{{AddAmount(&counts)}, {}};
     set(ops.options);
-    return Make(ModelOf(kTwoNodes), ops).status().message();
+    return MakeSession(ModelOf(kTwoNodes), ops).status().message();
   };
   EXPECT_THAT(error([](OpOptions& o) { o.ForNode("second").Update("amuont", "2"); }),
               HasSubstr("[mine::Add 'second'] has no option 'amuont'; known are: amount, mode"));
@@ -143,7 +140,7 @@ TEST(CustomOps, OptionsOfTheModelStandBetweenThoseOfTheNodeAndThoseOfTheOp) {
   CustomOps ops{{AddAmount(&counts)}, {}};
   ops.options.ForOp("Add", "mine").Update("amount", "2");
   ops.options.ForNode("second").Update("amount", "4");
-  auto results = Make(ModelOf(text), ops).value()->Run({{"x", Of({0})}}).value();
+  auto results = MakeSession(ModelOf(text), ops).value()->Run({{"x", FloatVector({0})}}).value();
   EXPECT_THAT(Floats(results[0]), ElementsAre(3));
   EXPECT_THAT(Floats(results[1]), ElementsAre(4));
 }
@@ -169,18 +166,18 @@ TEST(CustomOps, OneNameMeansInEachSessionWhatThatOneWasGiven) {
   const std::string text = "(float[N] x) => (float[N] y) { y = mine.Times (x) }";
   CustomOp wide = Times(3);
   wide.schema.max_inputs = 2;  // not even the counts need to agree
-  auto two = Make(ModelOf(text), {{Times(2)}, {}}).value();
-  auto three = Make(ModelOf(text), {{wide}, {}}).value();
-  EXPECT_THAT(Floats(two->Run({{"x", Of({1})}}).value()[0]), ElementsAre(2));
-  EXPECT_THAT(Floats(three->Run({{"x", Of({1})}}).value()[0]), ElementsAre(3));
-  EXPECT_THAT(Make(ModelOf(text), {}).status().message(),
+  auto two = MakeSession(ModelOf(text), {{Times(2)}, {}}).value();
+  auto three = MakeSession(ModelOf(text), {{wide}, {}}).value();
+  EXPECT_THAT(Floats(two->Run({{"x", FloatVector({1})}}).value()[0]), ElementsAre(2));
+  EXPECT_THAT(Floats(three->Run({{"x", FloatVector({1})}}).value()[0]), ElementsAre(3));
+  EXPECT_THAT(MakeSession(ModelOf(text), {}).status().message(),
               HasSubstr("[mine::Times 'Times'] has no kernel"));
 }
 
 TEST(CustomOps, ContradictionsAreNamed) {
   const std::string text = "(float[N] x) => (float[N] y) { y = mine.Times (x) }";
   auto error = [&](std::vector<CustomOp> ops) {
-    return Make(ModelOf(text), {std::move(ops), {}}).status().message();
+    return MakeSession(ModelOf(text), {std::move(ops), {}}).status().message();
   };
   EXPECT_THAT(error({Times(1), Times(2)}), HasSubstr("mine::Times of version 1 is added twice"));
   CustomOp standard = Times(1);
@@ -204,14 +201,14 @@ TEST(CustomOps, VersionsFollowTheModel) {
   old.schema.since_version = 2;
   fresh.schema.since_version = 4;
   auto result = [&](int version) {
-    auto session = Make(ModelOf(text, version), {{fresh, old}, {}});
-    return session.ok() ? Floats((*session)->Run({{"x", Of({1})}}).value()[0])[0] : -1;
+    auto session = MakeSession(ModelOf(text, version), {{fresh, old}, {}});
+    return session.ok() ? Floats((*session)->Run({{"x", FloatVector({1})}}).value()[0])[0] : -1;
   };
   EXPECT_EQ(result(2), 2);
   EXPECT_EQ(result(3), 2);
   EXPECT_EQ(result(4), 5);
   EXPECT_EQ(result(9), 5);
-  EXPECT_THAT(Make(ModelOf(text, 1), {{fresh, old}, {}}).status().message(),
+  EXPECT_THAT(MakeSession(ModelOf(text, 1), {{fresh, old}, {}}).status().message(),
               HasSubstr("is of version 1 of domain 'mine'"));
 }
 
@@ -223,7 +220,7 @@ TEST(CustomOps, TypesAreInferredAndChecked) {
     node->output(0)->set_type(type);
     return Status();
   };
-  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
+  EXPECT_THAT(MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}})
                   .status()
                   .message(),
               HasSubstr("makes 'y' a float64[N], but it is declared as float32[N]"));
@@ -233,7 +230,7 @@ TEST(CustomOps, TypesAreInferredAndChecked) {
     return Status();
   };
   auto session =
-      Make(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).value();
+      MakeSession(ModelOf("(float[N] x) => (float[N] y) { y = mine.Times (x) }"), {{op}, {}}).value();
   EXPECT_EQ(session->outputs()[0]->type().ToString(), "float32[N]");
 }
 
@@ -245,10 +242,10 @@ TEST(CustomOps, WorkInBodies) {
       " else_branch = e () => (float[N] b) { b = Neg (x) }> }";
   CustomOps ops{{AddAmount(&counts)}, {}};
   ops.options.ForNode("inner").Update("amount", "9");
-  auto session = Make(ModelOf(text), ops);
+  auto session = MakeSession(ModelOf(text), ops);
   ASSERT_TRUE(session.ok()) << session.status().ToString();
   auto run = [&](bool c) {
-    return Floats((*session)->Run({{"c", Tensor::Scalar(c)}, {"x", Of({1})}}).value()[0]);
+    return Floats((*session)->Run({{"c", Tensor::Scalar(c)}, {"x", FloatVector({1})}}).value()[0]);
   };
   EXPECT_THAT(run(true), ElementsAre(10));
   EXPECT_THAT(run(false), ElementsAre(-1));
@@ -269,7 +266,7 @@ TEST(CustomOps, NodesAreDescribedByCopies) {
     return std::shared_ptr<const OpInstance>(std::make_shared<AddInstance>(0, &counts));
   };
   {
-    auto session = Make(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, "
+    auto session = MakeSession(ModelOf("(float[N,2] x, float[2] d) => (float[N,2] y) <float[2] c = {1, "
                                 "2}, float[2] d = {3, 4}>"
                                 "{ [look] y, , z = mine.Look <i = 3, f = 0.5, s = \"a\", t = "
                                 "int64[1] {7}, l = [1, 2]> (x, , c, d) }"),

@@ -16,6 +16,7 @@
 #include "core/plugin/plugin_library.h"
 #include "core/session/session.h"
 #include "tests/temporary_folder.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
@@ -31,10 +32,6 @@ CustomOps TestOps() {
   CustomOps ops;
   ops.model_runtimes = TestRuntimes();
   return ops;
-}
-
-Tensor Of(const std::vector<float>& values) {
-  return Tensor::Of<float>(Shape{static_cast<int64_t>(values.size())}, values);
 }
 
 // "times N" as the bytes of an attribute.
@@ -55,14 +52,14 @@ std::string NodeText(const std::string& name, const std::string& in, const std::
          ", " + kTypes + "> (" + in + ") ";
 }
 
-Model ModelOf(const std::string& body) {
+Model OpModel(const std::string& body) {
   auto model =
       ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"ai.caesura\" : 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *std::move(model);
 }
 
-Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops = TestOps()) {
+Result<std::unique_ptr<Session>> MakeModelOpSession(Model model, CustomOps ops = TestOps()) {
   SessionOptions options;
   options.custom_ops = std::move(ops);
   return Session::Create(std::move(model), std::move(options));
@@ -71,19 +68,19 @@ Result<std::unique_ptr<Session>> Make(Model model, CustomOps ops = TestOps()) {
 Result<std::vector<float>> Compute(const Result<std::unique_ptr<Session>>& session,
                                    const std::vector<float>& x) {
   if (!session.ok()) return session.status();
-  auto results = (*session)->Run({{"x", Of(x)}});
+  auto results = (*session)->Run({{"x", FloatVector(x)}});
   if (!results.ok()) return results.status();
   return (*results)[0].tensor().ToVector<float>();
 }
 
 Model Chain() {
-  return ModelOf("(float[N] x) => (float[N] y) { " +
+  return OpModel("(float[N] x) => (float[N] y) { " +
                  NodeText("a", "x", "m", "model = " + Bytes("3")) +
                  NodeText("b", "m", "y", "model = " + Bytes("5")) + "}");
 }
 
 TEST(ModelOps, RunAModelAsANode) {
-  auto session = Make(Chain());
+  auto session = MakeModelOpSession(Chain());
   ASSERT_TRUE(session.ok()) << session.status().ToString();
   EXPECT_THAT(Compute(session, {1, 2}).value(), ElementsAre(15, 30));
   EXPECT_THAT(Compute(session, {1, 2, 3}).value(), ElementsAre(15, 30, 45));
@@ -93,10 +90,10 @@ TEST(ModelOps, RunAModelAsANode) {
 TEST(ModelOps, NodesHaveOptionsOfTheirOwn) {
   CustomOps ops = TestOps();
   ops.options.ForNode("b").Update("factor", "7");
-  EXPECT_THAT(Compute(Make(Chain(), ops), {1}).value(), ElementsAre(21));
-  EXPECT_THAT(Compute(Make(Chain()), {1}).value(), ElementsAre(15)) << "another session";
+  EXPECT_THAT(Compute(MakeModelOpSession(Chain(), ops), {1}).value(), ElementsAre(21));
+  EXPECT_THAT(Compute(MakeModelOpSession(Chain()), {1}).value(), ElementsAre(15)) << "another session";
   ops.options.ForNode("b").Update("tempo", "7");
-  EXPECT_THAT(Make(Chain(), ops).status().message(),
+  EXPECT_THAT(MakeModelOpSession(Chain(), ops).status().message(),
               HasSubstr("[ai.caesura::ModelOp 'b'] runtime 'test': there is no such option; known "
                         "are: factor, sizeless"));
 }
@@ -104,18 +101,18 @@ TEST(ModelOps, NodesHaveOptionsOfTheirOwn) {
 TEST(ModelOps, SizesThatShowOnlyInTheRun) {
   CustomOps ops = TestOps();
   ops.options.ForOp(kModelOp, kCaesuraDomain).Update("sizeless", "1");
-  Model model = ModelOf(
+  Model model = OpModel(
       "(float[N] x) => (float[M] y) { [a] y = ai.caesura.ModelOp <runtime = \"test\", model = " +
       Bytes("2") +
       ", input_names = [\"x\"], input_types = [\"float32[?]\"], output_names = [\"y\"],"
       " output_types = [\"float32[?]\"]> (x) }");
-  auto session = Make(std::move(model), ops);
+  auto session = MakeModelOpSession(std::move(model), ops);
   EXPECT_THAT(Compute(session, {1, 2}).value(), ElementsAre(2, 4));
   EXPECT_THAT(Compute(session, {3}).value(), ElementsAre(6));
 }
 
 TEST(ModelOps, RunsShareNoState) {
-  auto session = Make(Chain());
+  auto session = MakeModelOpSession(Chain());
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -132,7 +129,7 @@ TEST(ModelOps, RunsShareNoState) {
 
 TEST(ModelOps, WhatIsStatedIsChecked) {
   auto error = [](const std::string& attributes, const std::string& input = "float[N] x") {
-    return Make(ModelOf("(" + input + ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" +
+    return MakeModelOpSession(OpModel("(" + input + ") => (float[N] y) { [a] y = ai.caesura.ModelOp <" +
                         attributes + "> (x) }"))
         .status()
         .message();
@@ -170,16 +167,16 @@ TEST(ModelOps, FilesAreLookedForBeneathTheModelAlone) {
   std::ofstream(folder.path() + "/factor.txt") << "4";
   std::filesystem::create_directory(folder.path() + "/inner");
   auto at = [&](const std::string& place, const std::string& file) {
-    Model model = ModelOf("(float[N] x) => (float[N] y) { " +
+    Model model = OpModel("(float[N] x) => (float[N] y) { " +
                           NodeText("a", "x", "y", "model_file = \"" + file + "\"") + "}");
     EXPECT_TRUE(WriteModel(model, folder.path() + place).ok());
-    return Compute(Make(ReadModel(folder.path() + place).value()), {1});
+    return Compute(MakeModelOpSession(ReadModel(folder.path() + place).value()), {1});
   };
   EXPECT_THAT(at("/m.onnx", "factor.txt").value(), ElementsAre(4));
   EXPECT_FALSE(at("/inner/m.onnx", "../factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", folder.path() + "/factor.txt").ok());
   EXPECT_FALSE(at("/m.onnx", "nothing.txt").ok());
-  EXPECT_THAT(Make(ModelOf("(float[N] x) => (float[N] y) { " +
+  EXPECT_THAT(MakeModelOpSession(OpModel("(float[N] x) => (float[N] y) { " +
                            NodeText("a", "x", "y", "model_file = \"factor.txt\"") + "}"))
                   .status()
                   .message(),
@@ -196,11 +193,11 @@ TEST(ModelOps, WrapWritesAModelOfOneNode) {
   auto again = ReadModelBytes(SerializeModel(*model).value());
   ASSERT_TRUE(again.ok()) << again.status().ToString();
   EXPECT_EQ(again->graph->inputs()[0]->type().ToString(), "float32[d0]");
-  EXPECT_THAT(Compute(Make(again->Clone()), {1}).value(), ElementsAre(8))
+  EXPECT_THAT(Compute(MakeModelOpSession(again->Clone()), {1}).value(), ElementsAre(8))
       << "by the option that the node brings along";
   CustomOps ops = TestOps();
   ops.options.ForNode("model").Update("factor", "9");
-  EXPECT_THAT(Compute(Make(*std::move(again), ops), {1}).value(), ElementsAre(9))
+  EXPECT_THAT(Compute(MakeModelOpSession(*std::move(again), ops), {1}).value(), ElementsAre(9))
       << "the session's word counts more";
   wrap.inputs = {{"q", "float32[N]"}};
   EXPECT_THAT(WrapModel(wrap, TestRuntimes()).status().message(),
@@ -217,13 +214,13 @@ TEST(ModelOps, RunNestedModels) {
   WrapOptions wrap;
   wrap.runtime = "caesura";
   wrap.model_bytes =
-      SerializeModel(ModelOf("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s)"
+      SerializeModel(OpModel("(float[N,2] x, int64[K] i) => (float[K,2] rows, float s)"
                              "{ rows = Gather (x, i) s = ReduceSum <keepdims = 0> (x) }"))
           .value();
   auto model = WrapModel(wrap);
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_EQ(model->graph->outputs()[0]->type().ToString(), "float32[d1, 2]");
-  auto session = Make(*std::move(model), {});
+  auto session = MakeModelOpSession(*std::move(model), {});
   ASSERT_TRUE(session.ok()) << session.status().ToString();
   const NamedValues feeds = {{"x", Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})},
                              {"i", Tensor::Of<int64_t>(Shape{3}, {1, 1, 0})}};

@@ -29,7 +29,7 @@ WrapOptions Net() {
   return wrap;
 }
 
-std::unique_ptr<Session> Make(Model model, const OpOptions& op_options = {}) {
+std::unique_ptr<Session> MakeOpenVinoSession(Model model, const OpOptions& op_options = {}) {
   SessionOptions options;
   options.custom_ops.options = op_options;
   auto session = Session::Create(std::move(model), std::move(options));
@@ -53,7 +53,7 @@ void Compare(const RuntimeValue& got, const RuntimeValue& want) {
 TEST(OpenVinoRuntime, ComputesWhatThePlainModelDoes) {
   auto wrapped = WrapModel(Net());
   ASSERT_TRUE(wrapped.ok()) << wrapped.status().ToString();
-  auto plain = Make(ParseModelText(kDense).value()), session = Make(*std::move(wrapped));
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(*std::move(wrapped));
   for (int64_t n : {1, 4, 2, 4}) {
     const NamedValues feeds = {{"x", Rows(n)}};
     Compare(session->Run(feeds).value()[0], plain->Run(feeds).value()[0]);
@@ -64,7 +64,7 @@ TEST(OpenVinoRuntime, SizesAreThoseThatAreStatedOrThoseOfTheRun) {
   WrapOptions wrap = Net();
   wrap.inputs = {{"x", "float32[N, 3]"}};
   wrap.outputs = {{"y", "float32[N, 2]"}};
-  auto plain = Make(ParseModelText(kDense).value()), session = Make(WrapModel(wrap).value());
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(WrapModel(wrap).value());
   EXPECT_EQ(session->outputs()[0]->type().ToString(), "float32[N, 2]");
   for (int64_t n : {3, 1}) {
     const NamedValues feeds = {{"x", Rows(n)}};
@@ -75,7 +75,7 @@ TEST(OpenVinoRuntime, SizesAreThoseThatAreStatedOrThoseOfTheRun) {
 }
 
 TEST(OpenVinoRuntime, ThreadsShareASession) {
-  auto plain = Make(ParseModelText(kDense).value()), session = Make(WrapModel(Net()).value());
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value()), session = MakeOpenVinoSession(WrapModel(Net()).value());
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -90,11 +90,11 @@ TEST(OpenVinoRuntime, ThreadsShareASession) {
 
 // Each thread's first run makes a request, while others run.
 TEST(OpenVinoRuntime, ThreadsBeginAtOnce) {
-  auto plain = Make(ParseModelText(kDense).value());
+  auto plain = MakeOpenVinoSession(ParseModelText(kDense).value());
   std::vector<RuntimeValue> want;
   for (int64_t n = 1; n <= 5; ++n) want.push_back(plain->Run({{"x", Rows(n)}}).value()[0]);
   for (int repeat = 0; repeat < 20; ++repeat) {
-    auto session = Make(WrapModel(Net()).value());
+    auto session = MakeOpenVinoSession(WrapModel(Net()).value());
     std::vector<std::thread> threads;
     for (int t = 0; t < 8; ++t) {
       threads.emplace_back([&, t] {

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-std::shared_ptr<Graph> Parse(const std::string& body) {
+std::shared_ptr<Graph> ParseGraph(const std::string& body) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   auto model =
       ParseModelText("<ir_version: 10, opset_import: [\"\": 23, \"ai.caesura\": 1]> g " + body);
@@ -28,7 +28,7 @@ std::vector<std::string> Names(const std::vector<const Node*>& nodes) {
 }
 
 TEST(ConvexGroups, RefusesWhatWouldWaitForItself) {
-  const auto graph = Parse(R"((float[2] x) => (float[2] c) {
+  const auto graph = ParseGraph(R"((float[2] x) => (float[2] c) {
       a = Neg (x) b = Abs (a) c = Add (a, b) })");
   ConvexGroups groups(*graph);
   EXPECT_FALSE(groups.Join(0, 2));  // b waits for a, and c for b
@@ -39,7 +39,7 @@ TEST(ConvexGroups, RefusesWhatWouldWaitForItself) {
 }
 
 TEST(ConvexGroups, AGroupStandsWhereItsLastMemberDoes) {
-  const auto graph = Parse(R"((float[2] x) => (float[2] c, float[2] d, float[2] e) {
+  const auto graph = ParseGraph(R"((float[2] x) => (float[2] c, float[2] d, float[2] e) {
       a = Neg (x) e = Abs (a) b = Exp (x) c = Add (a, x) d = Tanh (b) })");
   ConvexGroups groups(*graph);
   EXPECT_TRUE(groups.Join(0, 3));
@@ -48,7 +48,7 @@ TEST(ConvexGroups, AGroupStandsWhereItsLastMemberDoes) {
 
 // An update of w waits for those that read w before it.
 TEST(ConvexGroups, UpdatesStayAfterTheirReaders) {
-  const auto graph = Parse(R"((float[2] x, float[2] w) => (float[2] c, float[2] u) {
+  const auto graph = ParseGraph(R"((float[2] x, float[2] w) => (float[2] c, float[2] u) {
       a = Neg (x) r = Add (a, w) u = ai.caesura.Assign (w, a) b = Neg (u) c = Add (r, b) })");
   graph->nodes()[2]->set_phase(Phase::kOptimizer);
   ConvexGroups groups(*graph);
@@ -58,7 +58,7 @@ TEST(ConvexGroups, UpdatesStayAfterTheirReaders) {
 
 // Yields of one graph happen in their order, although the second reads nothing of the first.
 TEST(ConvexGroups, YieldsKeepTheirOrder) {
-  const auto graph = Parse(R"((float[2] x) => (float[2] c, float[2] p) {
+  const auto graph = ParseGraph(R"((float[2] x) => (float[2] c, float[2] p) {
       a = Neg (x) p = ai.caesura.YieldOp (a) q = ai.caesura.YieldOp (x) b = Abs (q) c = Add (a, b) })");
   ConvexGroups groups(*graph);
   EXPECT_FALSE(groups.Join(0, 4));  // a, the first yield, the second yield, b, c

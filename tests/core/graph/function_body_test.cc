@@ -11,12 +11,12 @@
 namespace caesura {
 namespace {
 
-Model Parse(const std::string& body) {
+Model ParseBody(const std::string& body) {
   return ParseModelText("<ir_version: 10, opset_import: [\"\" : 23]> g " + body).value();
 }
 
 TEST(FunctionBodyTest, ReplacesTheNodeInItsPlace) {
-  Model model = Parse(
+  Model model = ParseBody(
       "(float[2, 4] x, float[4] s) => (float[2, 4] y, float[2, 4] z) { "
       "[before] h = Neg (x) [norm] y = LayerNormalization <axis = -1> (h, s) [after] z = Relu (y) "
       "}");
@@ -43,13 +43,13 @@ TEST(FunctionBodyTest, ReplacesTheNodeInItsPlace) {
 
 TEST(FunctionBodyTest, LeavesOutWhatNothingReads) {
   Model model =
-      Parse("(float[2, 4] x, float[4] s) => (float[2, 4] y) { y = LayerNormalization (x, s) }");
+      ParseBody("(float[2, 4] x, float[4] s) => (float[2, 4] y) { y = LayerNormalization (x, s) }");
   ASSERT_TRUE(ExpandFunctionBody(*model.graph, model.graph->nodes()[0].get()).value());
   for (const auto& node : model.graph->nodes()) EXPECT_FALSE(node->Is("Reciprocal"));
 }
 
 TEST(FunctionBodyTest, BindsAttributesAndDefaults) {
-  Model model = Parse(
+  Model model = ParseBody(
       "(float[3] x) => (float[3] y, float[3] z) { [one] y = ThresholdedRelu (x) [two] z = "
       "ThresholdedRelu <alpha "
       "= 2.5> (x) }");
@@ -67,7 +67,7 @@ TEST(FunctionBodyTest, BindsAttributesAndDefaults) {
 
 TEST(FunctionBodyTest, DependsOnInputs) {
   // The body of Clip is another one for each combination of bounds.
-  Model model = Parse(
+  Model model = ParseBody(
       "(float[3] x, float low, float high) => (float[3] y, float[3] z) { y = Clip (x, low) z = "
       "Clip (x, , high) "
       "}");
@@ -79,7 +79,7 @@ TEST(FunctionBodyTest, DependsOnInputs) {
 }
 
 TEST(FunctionBodyTest, OpsWithoutABodyStay) {
-  Model model = Parse("(float[3] x) => (float[3] y) { y = Neg (x) }");
+  Model model = ParseBody("(float[3] x) => (float[3] y) { y = Neg (x) }");
   Node* node = model.graph->nodes()[0].get();
   EXPECT_FALSE(HasFunctionBody(*node));
   EXPECT_FALSE(ExpandFunctionBody(*model.graph, node).value());
@@ -88,7 +88,7 @@ TEST(FunctionBodyTest, OpsWithoutABodyStay) {
 }
 
 TEST(FunctionBodyTest, WorksInsideOfBodies) {
-  Model model = Parse(
+  Model model = ParseBody(
       "(bool c, float[2, 4] x) => (float[2, 4] y) { y = If (c) <then_branch = t () => (float[2, 4] "
       "a) "
       "{ a = Gelu (x) }, else_branch = e () => (float[2, 4] b) { b = Neg (x) }> }");
@@ -102,7 +102,7 @@ TEST(FunctionBodyTest, WorksInsideOfBodies) {
 }
 
 TEST(FunctionBodyTest, BodiesOfTheNodeReadTheValuesAround) {
-  Model model = Parse(
+  Model model = ParseBody(
       "(seq(float[?]) s, float[1] w) => (seq(float[?]) r) { r = SequenceMap (s) <body = b "
       "(float[?] e) => "
       "(float[?] f) { f = Mul (e, w) }> }");
@@ -130,7 +130,7 @@ TEST(FunctionBodyTest, LossesAndAttentionExpandToTheGround) {
       "c = HardSwish (x) d = Softmax (x) }",
   };
   for (const char* text : kGraphs) {
-    Model model = Parse(text);
+    Model model = ParseBody(text);
     for (size_t i = 0; i < model.graph->nodes().size();) {
       Node* node = model.graph->nodes()[i].get();
       if (!HasFunctionBody(*node) || !ExpandFunctionBody(*model.graph, node).value()) ++i;

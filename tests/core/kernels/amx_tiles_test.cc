@@ -50,7 +50,7 @@ struct Packed {
       : memory(lines * deep * amx::kTileBytes / 64), tiles{memory.data()->bytes, deep} {}
 };
 
-class AmxTilesTest : public testing::Test {
+class AmxTilesTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!amx::Available()) GTEST_SKIP() << "this machine has no AMX";

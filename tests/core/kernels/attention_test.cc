@@ -240,7 +240,7 @@ void ExpectSameBits(const Outcome& expected, const Outcome& actual) {
   }
 }
 
-class AttentionTest : public testing::TestWithParam<Form> {};
+class AttentionTest : public ::testing::TestWithParam<Form> {};
 
 void ExpectForwardAndGradient(const Form& form, DType dtype, int threads, double tolerance) {
   const Outcome y64 = Execute(Forward(form, DType::kFloat64)).value();
@@ -331,7 +331,7 @@ TEST_P(AttentionTest, StridedIsDense) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(Forms()),
+INSTANTIATE_TEST_SUITE_P(All, AttentionTest, ::testing::ValuesIn(Forms()),
                          [](const auto& info) { return info.param.name; });
 
 const Form kSmall = {"Small", 2, 4, 2, 33, 33, 16, 16, true};

@@ -34,7 +34,7 @@ class FunctionBody : public SubgraphRunner {
 
 Tensor Pair(float a, float b) { return Tensor::Of<float>({2}, {a, b}); }
 Tensor Truth(bool value) { return Tensor::Scalar<bool>(value); }
-float First(const RuntimeValue& value) { return value.tensor().data<float>()[0]; }
+float FirstFloat(const RuntimeValue& value) { return value.tensor().data<float>()[0]; }
 
 // Carries v -> v + [i, 1] and scans out the new v; goes on while v[0] < 10.
 std::shared_ptr<FunctionBody> Adder() {
@@ -63,7 +63,7 @@ TEST(Loop, CountsTripsAndStacksScanOutputs) {
 TEST(Loop, EndsByItsCondition) {
   auto body = Adder();
   const Values out = RunLoop(body, {RuntimeValue(), Truth(true), Pair(0, 0)}).value();
-  EXPECT_EQ(First(out[0]), 10);
+  EXPECT_EQ(FirstFloat(out[0]), 10);
   EXPECT_EQ(body->runs, 5);
 }
 
@@ -87,7 +87,7 @@ TEST(Loop, CopiesWhatTheBodyPassesThrough) {
   auto body = std::make_shared<FunctionBody>(
       3, 2, [](Values in) -> Result<Values> { return Values{in[1], in[2]}; });
   const Values out = RunLoop(body, {Tensor::Scalar<int64_t>(2), Truth(true), start}, 1).value();
-  EXPECT_EQ(First(out[0]), 4);
+  EXPECT_EQ(FirstFloat(out[0]), 4);
   EXPECT_NE(out[0].tensor().raw(), start.raw());
 }
 
@@ -114,7 +114,7 @@ TEST(If, TakesOneBranch) {
       0, 1, [](Values) -> Result<Values> { return Values{Pair(1, 2)}; });
   KernelCase node("If", {Truth(true)});
   node.body = branch;
-  EXPECT_EQ(First(node.Run(RegisterControlFlowKernels).value()[0]), 1);
+  EXPECT_EQ(FirstFloat(node.Run(RegisterControlFlowKernels).value()[0]), 1);
   KernelCase wrong("If", {Pair(1, 1)});
   wrong.body = branch;
   EXPECT_EQ(wrong.Run(RegisterControlFlowKernels).status().code(), StatusCode::kInvalidArgument);

@@ -10,16 +10,16 @@
 #include "core/kernels/cpu/elementwise/broadcast.h"
 #include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-using Register = void (*)(KernelRegistry&);
+using RegisterFunction = void (*)(KernelRegistry&);
 
-Result<Tensor> RunKernel(Register family, const char* op_type, std::vector<RuntimeValue> inputs,
+Result<Tensor> RunKernel(RegisterFunction family, const char* op_type, std::vector<RuntimeValue> inputs,
                          AttributeMap attributes = {}) {
   KernelCase node(op_type, std::move(inputs), std::move(attributes));
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> out, node.Run(family));

@@ -8,6 +8,7 @@
 #include "core/kernels/cpu/reduction/kernel_list.h"
 #include "core/session/session.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
@@ -23,16 +24,11 @@ Tensor Ones(Shape shape) {
   std::fill_n(tensor.data<float>(), tensor.elements(), 1.0f);
   return tensor;
 }
-Tensor Ints(std::vector<int64_t> values) {
-  const Shape shape{static_cast<int64_t>(values.size())};
-  return Tensor::Of<int64_t>(shape, std::move(values));
-}
-
-std::vector<KernelCase> Cases() {
+std::vector<KernelCase> EmptyCases() {
   using List = std::vector<int64_t>;
   const Tensor x = Empty({kHuge, 0}), turned = Empty({0, kHuge}), image = Empty({kHuge, 2, 0}),
                channel = Ones({2}), planes = Empty({kHuge, 2, 0, 3}), none = Empty({0}),
-               middle = Empty({kHuge, 0, 3}), row = Ints({0});
+               middle = Empty({kHuge, 0, 3}), row = IntVector({0});
   const AttributeMap first = {{"axis", int64_t{0}}}, last = {{"axis", int64_t{1}}},
                      window = {{"kernel_shape", List{1, 1}}};
   std::vector<KernelCase> cases;
@@ -61,19 +57,19 @@ std::vector<KernelCase> Cases() {
   add("MeanVarianceNormalization", {planes});
   for (const char* op :
        {"ReduceSum", "ReduceMean", "ReduceProd", "ReduceL2", "ReduceMax", "ReduceLogSumExp"}) {
-    for (const int64_t axis : {0, 2}) add(op, {middle, Ints({axis})});
-    add(op, {turned, Ints({1})});
-    add(op, {x, Ints({0, 1})});
+    for (const int64_t axis : {0, 2}) add(op, {middle, IntVector({axis})});
+    add(op, {turned, IntVector({1})});
+    add(op, {x, IntVector({0, 1})});
   }
   for (const char* op : {"CumSum", "CumProd"}) {
     for (const int64_t axis : {0, 1}) {
-      for (const Tensor& in : {x, turned, middle}) add(op, {in, Ints({axis})});
+      for (const Tensor& in : {x, turned, middle}) add(op, {in, IntVector({axis})});
     }
   }
   add("ArgMax", {x}, first);
   add("ArgMax", {Empty({kHuge, 3, 0})}, last);
-  add("TopK", {x, Ints({2})}, first, 2);
-  add("TopK", {Empty({kHuge, 3, 0}), Ints({2})}, last, 2);
+  add("TopK", {x, IntVector({2})}, first, 2);
+  add("TopK", {Empty({kHuge, 3, 0}), IntVector({2})}, last, 2);
   for (const char* op : {"MaxPool", "AveragePool", "LpPool"}) {
     add(op, {Empty({kHuge, 0, 3, 3})}, window);
   }
@@ -110,21 +106,21 @@ std::vector<KernelCase> Cases() {
   add("GatherND", {none, Empty({kHuge, 0}, kInt)});
   add("ScatterND", {none, Empty({kHuge, 0}, kInt), Empty({kHuge, 0})});
   add("TensorScatter", {Empty({kHuge, 3, 0}), Empty({kHuge, 2, 0})}, last);
-  add("OneHot", {Empty({kHuge, 0}, kInt), Ints({3}), Tensor::Of<float>({2}, {0, 1})});
-  add("OneHot", {Empty({kHuge, 0}, kInt), Ints({3}), Tensor::Of<float>({2}, {0, 1})}, last);
+  add("OneHot", {Empty({kHuge, 0}, kInt), IntVector({3}), Tensor::Of<float>({2}, {0, 1})});
+  add("OneHot", {Empty({kHuge, 0}, kInt), IntVector({3}), Tensor::Of<float>({2}, {0, 1})}, last);
   add("Compress", {Empty({kHuge, 3, 0}), Tensor::Of<bool>({3}, {true, false, true})}, last);
   add("Unique", {Empty({kHuge, 3, 0})}, last, 4);
   add("NonMaxSuppression", {Empty({kHuge, 0, 4}), Empty({kHuge, 1, 0})});
   add("NonMaxSuppression", {Empty({kHuge, 0, 4}), Empty({kHuge, 0, 0})});
-  add("ReverseSequence", {Empty({kHuge, 2, 0}), Ints({1, 2})});
+  add("ReverseSequence", {Empty({kHuge, 2, 0}), IntVector({1, 2})});
   add("RotaryEmbedding", {Empty({kHuge, 1, 1, 0}), Empty({kHuge, 1, 0}), Empty({kHuge, 1, 0})});
-  add("Trilu", {Empty({kHuge, 3, 0}), Ints({1})});
+  add("Trilu", {Empty({kHuge, 3, 0}), IntVector({1})});
   add("Transpose", {x});
   add("Concat", {x, x}, last);
-  add("Split", {x, Ints({0, 0})}, last, 2);
-  add("Slice", {Empty({kHuge, 3, 0}), Ints({1}), Ints({2}), Ints({1})});
-  add("Tile", {x, Ints({2, 2})});
-  add("Expand", {x, Ints({2, 1, 1})});
+  add("Split", {x, IntVector({0, 0})}, last, 2);
+  add("Slice", {Empty({kHuge, 3, 0}), IntVector({1}), IntVector({2}), IntVector({1})});
+  add("Tile", {x, IntVector({2, 2})});
+  add("Expand", {x, IntVector({2, 1, 1})});
   add("DepthToSpace", {Empty({kHuge, 4, 0, 3})}, {{"blocksize", int64_t{2}}});
   add("GridSample", {planes, Empty({kHuge, 0, 3, 2})});
   add("Det", {Empty({0, kHuge, 0, 0})});
@@ -144,15 +140,15 @@ std::vector<KernelCase> Cases() {
   add("ArrayFeatureExtractor", {Empty({kHuge, 0}), Empty({0}, kInt)}, {}, 1, "ai.onnx.ml");
   // Gradients.
   add("BatchNormalizationGrad", {image, image, channel, channel, channel}, {}, 3, kTraining);
-  add("GatherGrad", {Empty({kHuge, 0, 3}), Empty({0}, kInt), Ints({kHuge, 0, 3})}, last, 1,
+  add("GatherGrad", {Empty({kHuge, 0, 3}), Empty({0}, kInt), IntVector({kHuge, 0, 3})}, last, 1,
       kTraining);
-  add("SumTo", {x, Ints({1, 1})}, {}, 1, kTraining);
-  add("SumTo", {x, Ints({1, 0})}, {}, 1, kTraining);
+  add("SumTo", {x, IntVector({1, 1})}, {}, 1, kTraining);
+  add("SumTo", {x, IntVector({1, 0})}, {}, 1, kTraining);
   return cases;
 }
 
 TEST(EmptyTensors, WithHugeDimsAreDoneAtOnce) {
-  for (KernelCase& run : Cases()) {
+  for (KernelCase& run : EmptyCases()) {
     std::string inputs;
     for (const RuntimeValue& input : run.inputs)
       inputs += input.is_tensor() ? input.tensor().shape().ToString() : "-";
@@ -180,7 +176,7 @@ TEST(EmptyTensors, WithoutRoomForTheirIndicesAreRefused) {
 // A sum over nothing is written, whatever else is empty.
 TEST(EmptyTensors, GiveTheirSums) {
   auto sum =
-      KernelCase("ReduceSum", {Empty({kHuge, 0}), Ints({0, 1})}).Run(RegisterReductionKernels);
+      KernelCase("ReduceSum", {Empty({kHuge, 0}), IntVector({0, 1})}).Run(RegisterReductionKernels);
   EXPECT_EQ(sum.value()[0].tensor().ToVector<float>(), std::vector<float>{0});
 }
 

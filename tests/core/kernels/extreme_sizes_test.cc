@@ -22,7 +22,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using Floats = std::vector<float>;
 
-constexpr int64_t kHuge = int64_t{1} << 32, kWindow = int64_t{1} << 30;
+constexpr int64_t kBeyond32Bits = int64_t{1} << 32, kWindow = int64_t{1} << 30;
 
 // Which inputs each output sees, with how often.
 std::multiset<std::pair<int64_t, int64_t>> Seen(const WindowGeometry& g) {
@@ -119,7 +119,7 @@ class Creation : public ::testing::Test {
 TEST_F(Creation, OfProductsThatDoNotFitOneDnn) {
   GemmSpec spec{
       .dtype = DType::kFloat32, .m = 1, .n = 3, .k = 1, .a = {0, 0}, .b = {0, 1}, .c = {3, 1}};
-  for (const int64_t k : {kHuge, kHuge * 2, (int64_t{1} << 31), int64_t{1} << 40}) {
+  for (const int64_t k : {kBeyond32Bits, kBeyond32Bits * 2, (int64_t{1} << 31), int64_t{1} << 40}) {
     spec.k = k;
     const auto made = Gemm::Create(info_, spec);
     EXPECT_TRUE(made.ok()) << made.status().ToString();
@@ -144,8 +144,8 @@ TEST_F(Creation, OfConvolutionsThatDoNotFitOneDnn) {
     g.window = {{input}, {kernel}, {output}, {stride}, {dilation}, {0}, {0}};
     return g;
   };
-  make(geometry(kHuge, kHuge, 1, 1, 1));
-  make(geometry(kHuge, 1, kHuge, 1, 1));
+  make(geometry(kBeyond32Bits, kBeyond32Bits, 1, 1, 1));
+  make(geometry(kBeyond32Bits, 1, kBeyond32Bits, 1, 1));
   make(geometry(1 << 20, 2, 1 << 20, int64_t{1} << 40, 1));
   make(geometry(1 << 20, 2, 1 << 20, 1, int64_t{1} << 32));
 }
@@ -161,11 +161,11 @@ TEST(CreateKernel, RefusesWhatNoMemoryHolds) {
   EXPECT_THAT(status({1, int64_t{1} << 50}).message(),
               HasSubstr("[Expand 'Expand'] output 0, float32[1, 1125899906842624], takes "
                         "4503599627370496 bytes"));
-  EXPECT_EQ(status({kHuge, kHuge}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status({kBeyond32Bits, kBeyond32Bits}).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(Tensors, OfSizesThatOverflowAreNotAllocated) {
-  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{kHuge, kHuge}).status().code(),
+  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{kBeyond32Bits, kBeyond32Bits}).status().code(),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(Tensor::Allocate(DType::kFloat32, Shape{int64_t{1} << 50}).status().code(),
             StatusCode::kOutOfMemory);

@@ -31,7 +31,7 @@ struct FastCase {
   double half_tolerance = 0.03;  // of float16 and bfloat16, relative to the largest element
 };
 
-std::vector<FastCase> Cases() {
+std::vector<FastCase> FastCases() {
   const std::string own = kTrainingDomain;
   const AttributeMap strided = {
       {"strides", Ints{2, 1}}, {"pads", Ints{1, 2, 0, 1}}, {"dilations", Ints{1, 2}}};
@@ -157,7 +157,7 @@ std::vector<FastCase> Cases() {
   };
 }
 
-void Register(KernelRegistry& registry) {
+void RegisterAll(KernelRegistry& registry) {
   RegisterCpuKernels(registry);
   RegisterTrainingKernels(registry);
 }
@@ -190,7 +190,7 @@ std::vector<std::vector<double>> Outputs(const FastCase& c, DType dtype, int thr
   KernelCase kernel(c.op_type, MakeInputs(c, dtype), c.attributes, c.domain, c.outputs);
   kernel.threads = threads;
   std::vector<std::vector<double>> out;
-  const std::vector<RuntimeValue> results = kernel.Run(Register).value();
+  const std::vector<RuntimeValue> results = kernel.Run(RegisterAll).value();
   for (const RuntimeValue& value : results) out.push_back(value.tensor().ToVector<double>());
   return out;
 }
@@ -209,7 +209,7 @@ void ExpectClose(const std::vector<std::vector<double>>& expected,
   }
 }
 
-class FastKernelsTest : public testing::TestWithParam<FastCase> {};
+class FastKernelsTest : public ::testing::TestWithParam<FastCase> {};
 
 TEST_P(FastKernelsTest, AgreeWithFloat64) {
   const auto expected = Outputs(GetParam(), DType::kFloat64, 1);
@@ -240,7 +240,7 @@ TEST_P(FastKernelsTest, RepeatBitForBitBesideOthers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FastKernelsTest, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(All, FastKernelsTest, ::testing::ValuesIn(FastCases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

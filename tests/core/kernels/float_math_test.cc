@@ -9,11 +9,11 @@
 
 #include "core/kernels/cpu/simd/arithmetic_type.h"
 #include "core/kernels/cpu/simd/best_isa.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // |got - want| in units of the last place of a float at `want`; 0 for equal specials, huge for
 // unequal ones.

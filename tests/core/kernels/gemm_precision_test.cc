@@ -44,7 +44,7 @@ double ErrorOfBlocks(const std::vector<float>& a, const std::vector<float>& b,
   return error / static_cast<double>(exact.size());
 }
 
-class GemmPrecision : public testing::TestWithParam<Product> {};
+class GemmPrecision : public ::testing::TestWithParam<Product> {};
 
 TEST_P(GemmPrecision, IsThatOfSumsInBlocks) {
   const Product& p = GetParam();
@@ -103,7 +103,7 @@ TEST_P(GemmPrecision, IsThatOfSumsInBlocks) {
 
 INSTANTIATE_TEST_SUITE_P(
     Products, GemmPrecision,
-    testing::Values(Product{"Small", 32, 32, 0, 0}, Product{"SmallTurned", 32, 32, 1, 1},
+    ::testing::Values(Product{"Small", 32, 32, 0, 0}, Product{"SmallTurned", 32, 32, 1, 1},
                     Product{"Large", 256, 192, 0, 0}, Product{"WeightGradient", 320, 192, 1, 0},
                     Product{"TransposedWeights", 512, 128, 0, 1},
                     Product{"OneRowTransposed", 1, 512, 0, 1, Product::kInLanes},

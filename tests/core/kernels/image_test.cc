@@ -8,6 +8,7 @@
 
 #include "core/kernels/cpu/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
@@ -18,22 +19,18 @@ using ::testing::Pointwise;
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-Attribute Text(const char* text) { return std::string(text); }
-Tensor IntTensor(Ints values) {
-  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
-}
 Tensor FloatTensor(Floats values) {
   return Tensor::Of<float>({static_cast<int64_t>(values.size())}, values);
 }
 
-Result<std::vector<RuntimeValue>> RunNode(KernelCase node) { return node.Run(RegisterCpuKernels); }
+Result<std::vector<RuntimeValue>> RunImage(KernelCase node) { return node.Run(RegisterCpuKernels); }
 Floats FloatsOf(KernelCase node) {
-  return RunNode(std::move(node)).value()[0].tensor().ToVector<float>();
+  return RunImage(std::move(node)).value()[0].tensor().ToVector<float>();
 }
 
 // A row resized to `size` with the given attributes.
 Floats Resized(Floats row, int64_t size, AttributeMap attributes) {
-  return FloatsOf(KernelCase("Resize", {FloatTensor(std::move(row)), {}, {}, IntTensor({size})},
+  return FloatsOf(KernelCase("Resize", {FloatTensor(std::move(row)), {}, {}, IntVector({size})},
                              std::move(attributes)));
 }
 
@@ -54,7 +51,7 @@ TEST(Resize, TakesTheRegionAndFillsOutside) {
                              {"coordinate_transformation_mode", Text("tf_crop_and_resize")},
                              {"extrapolation_value", 9.0f}};
   const KernelCase node(
-      "Resize", {FloatTensor({0, 1, 2, 3, 4}), FloatTensor({0.5f, 1.5f}), {}, IntTensor({3})},
+      "Resize", {FloatTensor({0, 1, 2, 3, 4}), FloatTensor({0.5f, 1.5f}), {}, IntVector({3})},
       crop);
   EXPECT_THAT(FloatsOf(node), ElementsAre(2, 4, 9));
 }
@@ -62,12 +59,12 @@ TEST(Resize, TakesTheRegionAndFillsOutside) {
 TEST(Resize, RoundsIntegersAndMovesStrings) {
   const Tensor bytes = Tensor::Of<uint8_t>({2}, {0, 255});
   const auto out =
-      RunNode(KernelCase("Resize", {bytes, {}, {}, IntTensor({4})}, {{"mode", Text("cubic")}}))
+      RunImage(KernelCase("Resize", {bytes, {}, {}, IntVector({4})}, {{"mode", Text("cubic")}}))
           .value();
   EXPECT_THAT(out[0].tensor().ToVector<int>(), ElementsAre(0, 58, 197, 255));
   const Tensor words = Tensor::Of<std::string>({2}, {"a", "b"});
   const Tensor wide =
-      RunNode(KernelCase("Resize", {words, {}, FloatTensor({2})})).value()[0].tensor();
+      RunImage(KernelCase("Resize", {words, {}, FloatTensor({2})})).value()[0].tensor();
   EXPECT_EQ(wide.data<std::string>()[1], "a");
   EXPECT_EQ(wide.data<std::string>()[2], "b");
 }
@@ -76,20 +73,20 @@ TEST(Resize, RefusesSizesThatMakeNoSense) {
   const Tensor x = FloatTensor({1, 2});
   for (const KernelCase& node :
        {KernelCase("Resize", {x}), KernelCase("Resize", {x, {}, FloatTensor({-1})}),
-        KernelCase("Resize", {x, {}, FloatTensor({2}), IntTensor({4})}),
-        KernelCase("Resize", {x, {}, {}, IntTensor({int64_t{1} << 40})}),
+        KernelCase("Resize", {x, {}, FloatTensor({2}), IntVector({4})}),
+        KernelCase("Resize", {x, {}, {}, IntVector({int64_t{1} << 40})}),
         KernelCase("Resize", {x, {}, FloatTensor({std::numeric_limits<float>::infinity()})}),
-        KernelCase("Resize", {FloatTensor({}), {}, {}, IntTensor({4})}),
-        KernelCase("Resize", {x, {}, {}, IntTensor({4})}, {{"mode", Text("best")}})}) {
-    EXPECT_EQ(RunNode(node).status().code(), StatusCode::kInvalidArgument);
+        KernelCase("Resize", {FloatTensor({}), {}, {}, IntVector({4})}),
+        KernelCase("Resize", {x, {}, {}, IntVector({4})}, {{"mode", Text("best")}})}) {
+    EXPECT_EQ(RunImage(node).status().code(), StatusCode::kInvalidArgument);
   }
 }
 
 TEST(Resize, RefusesAnAxisThatTheAspectRatioMakesTooLong) {
   const Tensor image = Tensor::Of<float>({1, 32}, Floats(32));
-  const KernelCase node("Resize", {image, {}, {}, IntTensor({int64_t{1} << 28, 1})},
+  const KernelCase node("Resize", {image, {}, {}, IntVector({int64_t{1} << 28, 1})},
                         {{"keep_aspect_ratio_policy", Text("not_smaller")}});
-  const Status status = RunNode(node).status();
+  const Status status = RunImage(node).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), ::testing::HasSubstr("the aspect ratio makes an axis too large"));
 }
@@ -124,8 +121,8 @@ TEST(GridSample, SurvivesNumbersThatAreNone) {
 TEST(Regions, ChecksTheBatch) {
   const Tensor x = Tensor::Of<float>({1, 1, 2, 2}, {1, 2, 3, 4});
   const Tensor roi = Tensor::Of<float>({1, 4}, {0, 0, 2, 2});
-  EXPECT_THAT(FloatsOf(KernelCase("RoiAlign", {x, roi, IntTensor({0})})), ElementsAre(2.5f));
-  EXPECT_EQ(RunNode(KernelCase("RoiAlign", {x, roi, IntTensor({1})})).status().code(),
+  EXPECT_THAT(FloatsOf(KernelCase("RoiAlign", {x, roi, IntVector({0})})), ElementsAre(2.5f));
+  EXPECT_EQ(RunImage(KernelCase("RoiAlign", {x, roi, IntVector({1})})).status().code(),
             StatusCode::kInvalidArgument);
   const AttributeMap pooled = {{"pooled_shape", Ints{1, 1}}};
   EXPECT_THAT(
@@ -133,7 +130,7 @@ TEST(Regions, ChecksTheBatch) {
       ElementsAre(4));
   for (float batch : {-1.0f, 1.0f, std::nanf("")}) {
     const Tensor wrong = Tensor::Of<float>({1, 5}, {batch, 0, 0, 1, 1});
-    EXPECT_EQ(RunNode(KernelCase("MaxRoiPool", {x, wrong}, pooled)).status().code(),
+    EXPECT_EQ(RunImage(KernelCase("MaxRoiPool", {x, wrong}, pooled)).status().code(),
               StatusCode::kInvalidArgument);
   }
 }
@@ -149,11 +146,11 @@ TEST(Boxes, KeepsTheBestOfOverlappingOnes) {
 
 TEST(Boxes, FoldsColumns) {
   const Tensor x = Tensor::Of<float>({1, 2, 2}, {1, 2, 3, 4});
-  EXPECT_THAT(FloatsOf(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor({1, 2})})),
+  EXPECT_THAT(FloatsOf(KernelCase("Col2Im", {x, IntVector({1, 3}), IntVector({1, 2})})),
               ElementsAre(1, 5, 4));
   for (const Ints& block : {Ints{1, 3}, Ints{0, 2}, Ints{2}}) {
     EXPECT_EQ(
-        RunNode(KernelCase("Col2Im", {x, IntTensor({1, 3}), IntTensor(block)})).status().code(),
+        RunImage(KernelCase("Col2Im", {x, IntVector({1, 3}), IntVector(block)})).status().code(),
         StatusCode::kInvalidArgument);
   }
 }

@@ -14,9 +14,7 @@ using ::testing::HasSubstr;
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-Attribute Text(const char* text) { return std::string(text); }
-
-Result<Floats> RunNode(KernelCase node, int threads = 1) {
+Result<Floats> RunIndexing(KernelCase node, int threads = 1) {
   node.threads = threads;
   ASSIGN_OR_RETURN(const std::vector<RuntimeValue> out, node.Run(RegisterMovementKernels));
   return out[0].tensor().ToVector<float>();
@@ -25,15 +23,15 @@ Result<Floats> RunNode(KernelCase node, int threads = 1) {
 TEST(Indexing, GathersSlicesAndElements) {
   const Tensor x = Tensor::Of<float>({2, 3}, {0, 1, 2, 3, 4, 5});
   const Tensor at = Tensor::Of<int32_t>({2}, {-1, 0});
-  EXPECT_THAT(*RunNode(KernelCase("Gather", {x, at})), ElementsAre(3, 4, 5, 0, 1, 2));
-  EXPECT_THAT(*RunNode(KernelCase("Gather", {x, at}, {{"axis", int64_t{1}}})),
+  EXPECT_THAT(*RunIndexing(KernelCase("Gather", {x, at})), ElementsAre(3, 4, 5, 0, 1, 2));
+  EXPECT_THAT(*RunIndexing(KernelCase("Gather", {x, at}, {{"axis", int64_t{1}}})),
               ElementsAre(2, 0, 5, 3));
   EXPECT_THAT(
-      *RunNode(KernelCase("Gather", {x, Tensor::Scalar<int64_t>(1)}, {{"axis", int64_t{-1}}})),
+      *RunIndexing(KernelCase("Gather", {x, Tensor::Scalar<int64_t>(1)}, {{"axis", int64_t{-1}}})),
       ElementsAre(1, 4));
   const Tensor each = Tensor::Of<int64_t>({1, 2}, {1, -2});
-  EXPECT_THAT(*RunNode(KernelCase("GatherElements", {x, each})), ElementsAre(3, 1));
-  EXPECT_THAT(*RunNode(KernelCase("GatherND", {x, each})), ElementsAre(4));
+  EXPECT_THAT(*RunIndexing(KernelCase("GatherElements", {x, each})), ElementsAre(3, 1));
+  EXPECT_THAT(*RunIndexing(KernelCase("GatherND", {x, each})), ElementsAre(4));
 }
 
 TEST(Indexing, NamesTheIndexThatIsOutside) {
@@ -45,7 +43,7 @@ TEST(Indexing, NamesTheIndexThatIsOutside) {
          {KernelCase("Gather", {x, at}), KernelCase("GatherElements", {x, at}),
           KernelCase("GatherND", {x, at}), KernelCase("ScatterElements", {x, at, one}),
           KernelCase("ScatterND", {x, at, row})}) {
-      const Status status = RunNode(node).status();
+      const Status status = RunIndexing(node).status();
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
       EXPECT_THAT(status.message(), HasSubstr("got " + std::to_string(wrong))) << node.op_type;
     }
@@ -63,11 +61,11 @@ TEST(Indexing, ScattersInOrder) {
                                                              {"max", {1, 30, 3, 20}},
                                                              {"min", {1, 2, 3, 4}}};
   for (const auto& [reduction, expected] : cases) {
-    EXPECT_EQ(*RunNode(KernelCase("ScatterElements", {x, flat, updates},
+    EXPECT_EQ(*RunIndexing(KernelCase("ScatterElements", {x, flat, updates},
                                   {{"reduction", Text(reduction)}})),
               expected);
     EXPECT_EQ(
-        *RunNode(KernelCase("ScatterND", {x, tuples, updates}, {{"reduction", Text(reduction)}})),
+        *RunIndexing(KernelCase("ScatterND", {x, tuples, updates}, {{"reduction", Text(reduction)}})),
         expected);
   }
 }
@@ -88,7 +86,7 @@ TEST(Indexing, GivesTheSameWithAnyThreads) {
        {KernelCase("ScatterElements", {x, at, updates}, add),
         KernelCase("ScatterND", {x, tuples, updates}, {{"reduction", Text("add")}}),
         KernelCase("GatherElements", {updates, at}, {{"axis", int64_t{1}}})}) {
-    EXPECT_EQ(*RunNode(node, 1), *RunNode(node, 4)) << node.op_type;
+    EXPECT_EQ(*RunIndexing(node, 1), *RunIndexing(node, 4)) << node.op_type;
   }
 }
 
@@ -96,19 +94,19 @@ TEST(Indexing, WritesCachesAtEachPlace) {
   const Tensor cache = Tensor::Zeros(DType::kFloat32, {2, 3, 1}),
                update = Tensor::Of<float>({2, 2, 1}, {1, 2, 3, 4});
   const Tensor starts = Tensor::Of<int64_t>({2}, {1, 2});
-  EXPECT_THAT(*RunNode(KernelCase("TensorScatter", {cache, update})),
+  EXPECT_THAT(*RunIndexing(KernelCase("TensorScatter", {cache, update})),
               ElementsAre(1, 2, 0, 3, 4, 0));
   EXPECT_THAT(
-      *RunNode(KernelCase("TensorScatter", {cache, update, starts}, {{"mode", Text("circular")}})),
+      *RunIndexing(KernelCase("TensorScatter", {cache, update, starts}, {{"mode", Text("circular")}})),
       ElementsAre(0, 1, 2, 4, 0, 3));
-  EXPECT_EQ(RunNode(KernelCase("TensorScatter", {cache, update, starts})).status().code(),
+  EXPECT_EQ(RunIndexing(KernelCase("TensorScatter", {cache, update, starts})).status().code(),
             StatusCode::kInvalidArgument);
 }
 
 TEST(Indexing, SetsOneHotOfIndicesInside) {
   const Tensor indices = Tensor::Of<float>({4}, {1, -1, 3, -4}),
                values = Tensor::Of<float>({2}, {0, 1});
-  EXPECT_THAT(*RunNode(KernelCase("OneHot", {indices, Tensor::Scalar<int64_t>(3), values})),
+  EXPECT_THAT(*RunIndexing(KernelCase("OneHot", {indices, Tensor::Scalar<int64_t>(3), values})),
               ElementsAre(0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0));
 }
 

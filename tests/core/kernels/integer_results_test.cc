@@ -11,22 +11,22 @@
 #include "core/kernels/cpu/movement/kernel_list.h"
 #include "core/kernels/cpu/reduction/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int32_t kLeast = std::numeric_limits<int32_t>::lowest(),
                   kMost = std::numeric_limits<int32_t>::max();
 
 template <typename T>
-std::vector<T> RunNode(void (*family)(KernelRegistry&), KernelCase node) {
+std::vector<T> RunInFamily(void (*family)(KernelRegistry&), KernelCase node) {
   return node.Run(family).value()[0].tensor().ToVector<T>();
 }
 
 std::vector<int32_t> RunGemm(int32_t x, std::vector<int32_t> w, float alpha, float beta = 0) {
   const int64_t columns = static_cast<int64_t>(w.size());
-  return RunNode<int32_t>(RegisterGemmKernels, KernelCase("Gemm",
+  return RunInFamily<int32_t>(RegisterGemmKernels, KernelCase("Gemm",
                                                           {Tensor::Of<int32_t>({1, 1}, {x}),
                                                            Tensor::Of<int32_t>({1, columns}, w),
                                                            Tensor::Of<int32_t>({1, columns}, w)},
@@ -44,7 +44,7 @@ TEST(IntegerResults, GemmScalesInDouble) {
 
 TEST(IntegerResults, ReduceL2BeyondTheType) {
   const auto norm = [](const Tensor& x) {
-    return RunNode<int32_t>(RegisterReductionKernels, KernelCase("ReduceL2", {x}))[0];
+    return RunInFamily<int32_t>(RegisterReductionKernels, KernelCase("ReduceL2", {x}))[0];
   };
   EXPECT_EQ(norm(Tensor::Of<int32_t>({2}, {3, -4})), 5);
   EXPECT_EQ(norm(Tensor::Of<int32_t>({2}, {kMost, kMost})), kLeast);
@@ -52,7 +52,7 @@ TEST(IntegerResults, ReduceL2BeyondTheType) {
 
 TEST(IntegerResults, ShrinkOfLargeNumbers) {
   const auto shrink = [](const Tensor& x, float bias) {
-    return RunNode<uint64_t>(RegisterElementwiseKernels,
+    return RunInFamily<uint64_t>(RegisterElementwiseKernels,
                              KernelCase("Shrink", {x}, {{"lambd", 0.0f}, {"bias", bias}}))[0];
   };
   const uint64_t large = uint64_t{3} << 62;

@@ -17,44 +17,42 @@ using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
 
-Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes, int outputs = 1,
+Result<Values> RunMlOp(const char* op, Values inputs, AttributeMap attributes, int outputs = 1,
                      int version = 0) {
   KernelCase node(op, std::move(inputs), std::move(attributes), "ai.onnx.ml", outputs);
   node.since_version = version;
   return node.Run(RegisterMlKernels);
 }
 Tensor Points() { return Tensor::Of<float>({3, 2}, {0.3f, -0.2f, -1, 0.5f, 1.5f, 1}); }
-Floats FloatsOf(const RuntimeValue& value) { return value.tensor().ToVector<float>(); }
+Floats ToFloats(const RuntimeValue& value) { return value.tensor().ToVector<float>(); }
 Ints IntsOf(const RuntimeValue& value) { return value.tensor().ToVector<int64_t>(); }
 void ExpectNear(const RuntimeValue& value, const Floats& expected, float tolerance = 1e-5f) {
-  const Floats actual = FloatsOf(value);
+  const Floats actual = ToFloats(value);
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i)
     EXPECT_NEAR(actual[i], expected[i], tolerance) << "element " << i;
 }
-Attribute Text(const char* text) { return std::string(text); }
-
 // --- features ---
 
 TEST(Ml, PreparesFeatures) {
   const Tensor x = Tensor::Of<float>({2, 3}, {1, -2, 0, NAN, 4, 4});
-  EXPECT_EQ(FloatsOf(RunOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}})
+  EXPECT_EQ(ToFloats(RunMlOp("Scaler", {Points()}, {{"offset", Floats{1}}, {"scale", Floats{2, 10}}})
                          .value()[0]),
             (Floats{-1.4f, -12, -4, -5, 1, 0}));
-  EXPECT_EQ(FloatsOf(RunOp("Imputer", {x},
+  EXPECT_EQ(ToFloats(RunMlOp("Imputer", {x},
                            {{"imputed_value_floats", Floats{7}}, {"replaced_value_float", NAN}})
                          .value()[0]),
             (Floats{1, -2, 0, 7, 4, 4}));
-  EXPECT_EQ(FloatsOf(RunOp("Binarizer", {Points()}, {{"threshold", 0.3f}}).value()[0]),
+  EXPECT_EQ(ToFloats(RunMlOp("Binarizer", {Points()}, {{"threshold", 0.3f}}).value()[0]),
             (Floats{0, 0, 0, 1, 1, 1}));
   const Tensor ints = Tensor::Of<int64_t>({2, 2}, {3, -4, 0, 0});
-  EXPECT_EQ(FloatsOf(RunOp("Normalizer", {ints}, {{"norm", Text("L2")}}).value()[0]),
+  EXPECT_EQ(ToFloats(RunMlOp("Normalizer", {ints}, {{"norm", Text("L2")}}).value()[0]),
             (Floats{0.6f, -0.8f, 0, 0}));
   EXPECT_EQ(
-      FloatsOf(RunOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}})
+      ToFloats(RunMlOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}})
                    .value()[0]),
       (Floats{0.75f, -1}));
-  EXPECT_EQ(FloatsOf(RunOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
+  EXPECT_EQ(ToFloats(RunMlOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
                            {{"inputdimensions", Ints{1, 2}}})
                          .value()[0]),
             (Floats{0.3f, 7, 0, -1, 8, 0, 1.5f, 9, 0}));
@@ -62,11 +60,11 @@ TEST(Ml, PreparesFeatures) {
 
 TEST(Ml, ExtractsColumns) {
   const Values out =
-      RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({3}, {1, 0, 1})}, {}).value();
+      RunMlOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({3}, {1, 0, 1})}, {}).value();
   EXPECT_EQ(out[0].tensor().shape(), (Shape{3, 3}));
-  EXPECT_EQ(FloatsOf(out[0]), (Floats{-0.2f, 0.3f, -0.2f, 0.5f, -1, 0.5f, 1, 1.5f, 1}));
+  EXPECT_EQ(ToFloats(out[0]), (Floats{-0.2f, 0.3f, -0.2f, 0.5f, -1, 0.5f, 1, 1.5f, 1}));
   for (int64_t wrong : {int64_t{2}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
-    EXPECT_EQ(RunOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({1}, {wrong})}, {})
+    EXPECT_EQ(RunMlOp("ArrayFeatureExtractor", {Points(), Tensor::Of<int64_t>({1}, {wrong})}, {})
                   .status()
                   .code(),
               StatusCode::kInvalidArgument);
@@ -78,20 +76,20 @@ TEST(Ml, ExtractsColumns) {
 TEST(Ml, EncodesLabels) {
   const Tensor words = Tensor::Of<std::string>({3}, {"b", "a", "?"});
   EXPECT_EQ(
-      IntsOf(RunOp("LabelEncoder", {words},
+      IntsOf(RunMlOp("LabelEncoder", {words},
                    {{"keys_strings", Strings{"a", "b", "b"}}, {"values_int64s", Ints{1, 2, 3}}})
                  .value()[0]),
       (Ints{3, 1, -1}));
   const AttributeMap floats = {
       {"keys_floats", Floats{NAN, 0}}, {"values_floats", Floats{5, 6}}, {"default_float", 9.0f}};
   EXPECT_EQ(
-      FloatsOf(RunOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
+      ToFloats(RunMlOp("LabelEncoder", {Tensor::Of<float>({3}, {NAN, -0.0f, 2})}, floats).value()[0]),
       (Floats{5, 6, 9}));
-  EXPECT_EQ(IntsOf(RunOp("LabelEncoder", {words}, {{"classes_strings", Strings{"a", "b"}}}, 1, 1)
+  EXPECT_EQ(IntsOf(RunMlOp("LabelEncoder", {words}, {{"classes_strings", Strings{"a", "b"}}}, 1, 1)
                        .value()[0]),
             (Ints{1, 0, -1}));
   const Values names =
-      RunOp("CategoryMapper", {Tensor::Of<int64_t>({2}, {5, 9})},
+      RunMlOp("CategoryMapper", {Tensor::Of<int64_t>({2}, {5, 9})},
             {{"cats_int64s", Ints{5, 6}}, {"cats_strings", Strings{"five", "six"}}})
           .value();
   EXPECT_EQ(names[0].tensor().data<std::string>()[0], "five");
@@ -102,9 +100,9 @@ TEST(Ml, EncodesOneHot) {
   const Tensor x = Tensor::Of<float>({4}, {2.7f, 1, INFINITY, NAN});
   const AttributeMap lenient = {{"cats_int64s", Ints{1, 2}}};
   const AttributeMap strict = {{"cats_int64s", Ints{1, 2}}, {"zeros", int64_t{0}}};
-  EXPECT_EQ(FloatsOf(RunOp("OneHotEncoder", {x}, lenient).value()[0]),
+  EXPECT_EQ(ToFloats(RunMlOp("OneHotEncoder", {x}, lenient).value()[0]),
             (Floats{0, 1, 1, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(RunOp("OneHotEncoder", {x}, strict).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(RunMlOp("OneHotEncoder", {x}, strict).status().code(), StatusCode::kInvalidArgument);
 }
 
 // --- linear models and support vectors ---
@@ -113,14 +111,14 @@ TEST(Ml, ClassifiesLinearly) {
   AttributeMap model = {{"classlabels_ints", Ints{1, 2, 3}},
                         {"coefficients", Floats{0.1f, 0.2f, 0.3f, -0.1f, 0.05f, 0.4f}},
                         {"intercepts", Floats{0.3f, 0.2f, 0.1f}}};
-  Values out = RunOp("LinearClassifier", {Points()}, model, 2).value();
+  Values out = RunMlOp("LinearClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{2, 1, 1}));
   ExpectNear(out[1], {0.29f, 0.31f, 0.035f, 0.3f, -0.15f, 0.25f, 0.65f, 0.55f, 0.575f});
   model["post_transform"] = std::string("SOFTMAX");
-  out = RunOp("LinearClassifier", {Points()}, model, 2).value();
+  out = RunMlOp("LinearClassifier", {Points()}, model, 2).value();
   ExpectNear(out[1], {0.3577667f, 0.36499402f, 0.2772393f, 0.3862708f, 0.24629712f, 0.36743212f,
                       0.35303494f, 0.31943923f, 0.32752588f});
-  const Values binary = RunOp("LinearClassifier", {Points()},
+  const Values binary = RunMlOp("LinearClassifier", {Points()},
                               {{"classlabels_strings", Strings{"no", "yes"}},
                                {"coefficients", Floats{0.1f, 0.2f}},
                                {"intercepts", Floats{0.3f}},
@@ -166,20 +164,20 @@ TEST(Ml, ClassifiesBySupportVectors) {
       {"rho", Floats{-0.25800947137498303f, 0.025466781426475963f, 0.3147553929021984f}},
       {"kernel_type", Text("RBF")},
       {"kernel_params", Floats{0.5f, 0, 0}}};
-  Values out = RunOp("SVMClassifier", {Points()}, model, 2).value();
+  Values out = RunMlOp("SVMClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{10, 20, 10}));
   ExpectNear(out[1], {0.30092382f, 1.1268475f, 0.38871884f, -1.1633657f, -0.05970025f, 0.86001015f,
                       0.24818599f, 0.94865894f, 0.42798495f});
   model["prob_a"] = Floats{-1.5f, -0.7f, -2.0f};
   model["prob_b"] = Floats{0.1f, -0.2f, 0.05f};
-  out = RunOp("SVMClassifier", {Points()}, model, 2).value();
+  out = RunMlOp("SVMClassifier", {Points()}, model, 2).value();
   // By libsvm's iteration; ONNX's reference multiplies where libsvm takes elements.
   ExpectNear(out[1], {0.48466468f, 0.34188858f, 0.17344674f, 0.12509899f, 0.74423176f, 0.13066924f,
                       0.45940602f, 0.36229253f, 0.17830145f});
   const int64_t huge = std::numeric_limits<int64_t>::max();
   for (const Ints& wrong : {Ints{4, 4}, Ints{4, 4, 5}, Ints{-4, 8, 8}, Ints{4, 4, huge}}) {
     model["vectors_per_class"] = wrong;
-    EXPECT_EQ(RunOp("SVMClassifier", {Points()}, model, 2).status().code(),
+    EXPECT_EQ(RunMlOp("SVMClassifier", {Points()}, model, 2).status().code(),
               StatusCode::kInvalidArgument);
   }
 }
@@ -191,11 +189,11 @@ TEST(Ml, RegressesBySupportVectors) {
                         {"n_supports", int64_t{3}},
                         {"kernel_type", Text("POLY")},
                         {"kernel_params", Floats{0.5f, 1, 2}}};
-  ExpectNear(RunOp("SVMRegressor", {Points()}, model).value()[0],
+  ExpectNear(RunMlOp("SVMRegressor", {Points()}, model).value()[0],
              {-1.3737501f, 3.3125f, -2.84375f});
   for (int64_t wrong : {int64_t{-1}, int64_t{2}, int64_t{4}, std::numeric_limits<int64_t>::max()}) {
     model["n_supports"] = wrong;
-    EXPECT_EQ(RunOp("SVMRegressor", {Points()}, model).status().code(),
+    EXPECT_EQ(RunMlOp("SVMRegressor", {Points()}, model).status().code(),
               StatusCode::kInvalidArgument);
   }
 }
@@ -226,11 +224,11 @@ AttributeMap TreeRegressor() {
 
 TEST(Ml, RegressesByTrees) {
   AttributeMap model = TreeRegressor();
-  ExpectNear(RunOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {13.5f, 21.5f, 22.5f});
+  ExpectNear(RunMlOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {13.5f, 21.5f, 22.5f});
   model["aggregate_function"] = std::string("AVERAGE");
-  ExpectNear(RunOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {7, 11, 11.5f});
+  ExpectNear(RunMlOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {7, 11, 11.5f});
   model["aggregate_function"] = std::string("MIN");
-  ExpectNear(RunOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {3.5f, 1.5f, 2.5f});
+  ExpectNear(RunMlOp("TreeEnsembleRegressor", {Points()}, model).value()[0], {3.5f, 1.5f, 2.5f});
 }
 
 TEST(Ml, ClassifiesByTrees) {
@@ -240,17 +238,17 @@ TEST(Ml, ClassifiesByTrees) {
   model["class_nodeids"] = Ints{1, 3, 4, 1, 2};
   model["class_ids"] = Ints{1, 1, 1, 1, 1};
   model["class_weights"] = Floats{0.1f, 0.2f, 0.3f, 0.4f, 0.05f};
-  Values out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
+  Values out = RunMlOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{6, 5, 5}));
   ExpectNear(out[1], {0.3f, 0.7f, 0.85f, 0.15f, 0.75f, 0.25f});
   model["base_values"] = Floats{0.1f};  // of the only class that is voted for, as xgboost has it
-  out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
+  out = RunMlOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   ExpectNear(out[1], {0.2f, 0.8f, 0.75f, 0.25f, 0.65f, 0.35f});
   model["class_ids"] = Ints{0, 1, 0, 1, 0};
-  EXPECT_EQ(RunOp("TreeEnsembleClassifier", {Points()}, model, 2).status().code(),
+  EXPECT_EQ(RunMlOp("TreeEnsembleClassifier", {Points()}, model, 2).status().code(),
             StatusCode::kInvalidArgument);
   model.erase("base_values");
-  out = RunOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
+  out = RunMlOp("TreeEnsembleClassifier", {Points()}, model, 2).value();
   EXPECT_EQ(IntsOf(out[0]), (Ints{6, 5, 6}));
   ExpectNear(out[1], {0.3f, 0.4f, 0.15f, 0, 0.05f, 0.2f});
 }
@@ -280,7 +278,7 @@ TEST(Ml, RefusesBrokenTrees) {
   for (const auto& change : changes) {
     AttributeMap model = TreeRegressor();
     model[change.name] = change.value;
-    EXPECT_EQ(RunOp("TreeEnsembleRegressor", {Points()}, model).status().code(),
+    EXPECT_EQ(RunMlOp("TreeEnsembleRegressor", {Points()}, model).status().code(),
               StatusCode::kInvalidArgument)
         << change.name;
   }
@@ -304,7 +302,7 @@ AttributeMap MemberTree() {
 
 TEST(Ml, WalksTreesOfVersion5) {
   const Tensor x = Tensor::Of<float>({3, 1}, {3, 2, NAN});
-  EXPECT_EQ(FloatsOf(RunOp("TreeEnsemble", {x}, MemberTree()).value()[0]),
+  EXPECT_EQ(ToFloats(RunMlOp("TreeEnsemble", {x}, MemberTree()).value()[0]),
             (Floats{10, 0.5f, 0, 20.5f, 0, 20.5f}));
   const struct {
     const char* name;
@@ -326,7 +324,7 @@ TEST(Ml, WalksTreesOfVersion5) {
   for (const auto& change : changes) {
     AttributeMap model = MemberTree();
     model[change.name] = change.value;
-    EXPECT_EQ(RunOp("TreeEnsemble", {x}, model).status().code(), StatusCode::kInvalidArgument)
+    EXPECT_EQ(RunMlOp("TreeEnsemble", {x}, model).status().code(), StatusCode::kInvalidArgument)
         << change.name;
   }
 }

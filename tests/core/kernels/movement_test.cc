@@ -10,6 +10,7 @@
 
 #include "core/kernels/cpu/movement/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
@@ -19,12 +20,8 @@ using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using Ints = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max(),
-                  kLeast = std::numeric_limits<int64_t>::min();
-
-Tensor IntTensor(Ints values) {
-  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
-}
+constexpr int64_t kMostInt = std::numeric_limits<int64_t>::max(),
+                  kLeastInt = std::numeric_limits<int64_t>::min();
 
 // 0, 1, 2, ... in the given shape.
 Tensor Counting(Shape shape) {
@@ -33,7 +30,7 @@ Tensor Counting(Shape shape) {
   return Tensor::Of<float>(std::move(shape), values);
 }
 
-Result<std::vector<RuntimeValue>> RunNode(KernelCase node, int threads = 1) {
+Result<std::vector<RuntimeValue>> RunMovement(KernelCase node, int threads = 1) {
   node.threads = threads;
   return node.Run([](KernelRegistry& registry) {
     RegisterMovementKernels(registry);
@@ -41,10 +38,10 @@ Result<std::vector<RuntimeValue>> RunNode(KernelCase node, int threads = 1) {
   });
 }
 Tensor First(KernelCase node, int threads = 1) {
-  return RunNode(std::move(node), threads).value()[0].tensor();
+  return RunMovement(std::move(node), threads).value()[0].tensor();
 }
 void ExpectRefused(KernelCase node, const std::string& text) {
-  const Status status = RunNode(std::move(node)).status();
+  const Status status = RunMovement(std::move(node)).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr(text));
 }
@@ -83,30 +80,30 @@ TEST(Movement, SlicesLikePython) {
     std::vector<float> expected;
   };
   const std::vector<Case> cases = {{1, 4, 1, {1, 2, 3}},
-                                   {-2, kMost, 1, {3, 4}},
-                                   {4, kLeast, -1, {4, 3, 2, 1, 0}},
-                                   {kMost, kLeast, -2, {4, 2, 0}},
+                                   {-2, kMostInt, 1, {3, 4}},
+                                   {4, kLeastInt, -1, {4, 3, 2, 1, 0}},
+                                   {kMostInt, kLeastInt, -2, {4, 2, 0}},
                                    {3, 1, 1, {}},
-                                   {0, kMost, kMost, {0}},
-                                   {-1, 0, kLeast, {4}},
-                                   {kLeast, kMost, 3, {0, 3}}};
+                                   {0, kMostInt, kMostInt, {0}},
+                                   {-1, 0, kLeastInt, {4}},
+                                   {kLeastInt, kMostInt, 3, {0, 3}}};
   for (const Case& c : cases) {
     const Tensor y =
-        First(KernelCase("Slice", {Counting({5}), IntTensor({c.start}), IntTensor({c.end}),
-                                   IntTensor({-1}), IntTensor({c.step})}));
+        First(KernelCase("Slice", {Counting({5}), IntVector({c.start}), IntVector({c.end}),
+                                   IntVector({-1}), IntVector({c.step})}));
     EXPECT_THAT(y.ToVector<float>(), ElementsAreArray(c.expected))
         << c.start << ":" << c.end << ":" << c.step;
   }
-  ExpectRefused(KernelCase("Slice", {Counting({5}), IntTensor({0}), IntTensor({1}), IntTensor({0}),
-                                     IntTensor({0})}),
+  ExpectRefused(KernelCase("Slice", {Counting({5}), IntVector({0}), IntVector({1}), IntVector({0}),
+                                     IntVector({0})}),
                 "steps");
-  ExpectRefused(KernelCase("Slice", {Counting({5}), IntTensor({0, 0}), IntTensor({1, 1}),
-                                     IntTensor({0, -1})}),
+  ExpectRefused(KernelCase("Slice", {Counting({5}), IntVector({0, 0}), IntVector({1, 1}),
+                                     IntVector({0, -1})}),
                 "twice");
 }
 
 std::vector<float> Padded(const char* mode, int64_t before, int64_t after) {
-  const std::vector<RuntimeValue> inputs = {Counting({4}), IntTensor({before, after}),
+  const std::vector<RuntimeValue> inputs = {Counting({4}), IntVector({before, after}),
                                             Tensor::Scalar(9.0f)};
   return First(KernelCase("Pad", inputs, {{"mode", std::string(mode)}})).ToVector<float>();
 }
@@ -118,10 +115,10 @@ TEST(Movement, PadsInAllModes) {
   EXPECT_THAT(Padded("wrap", 5, 1), ElementsAre(3, 0, 1, 2, 3, 0, 1, 2, 3, 0));
   EXPECT_THAT(Padded("reflect", -1, 2), ElementsAre(1, 2, 3, 2, 1));
   EXPECT_THAT(Padded("constant", -3, -1), ElementsAre());
-  ExpectRefused(KernelCase("Pad", {Counting({4}), IntTensor({-3, -2})}), "negative");
-  ExpectRefused(KernelCase("Pad", {Counting({4}), IntTensor({kMost, 1})}), "too large");
+  ExpectRefused(KernelCase("Pad", {Counting({4}), IntVector({-3, -2})}), "negative");
+  ExpectRefused(KernelCase("Pad", {Counting({4}), IntVector({kMostInt, 1})}), "too large");
   ExpectRefused(
-      KernelCase("Pad", {Counting({0}), IntTensor({1, 0})}, {{"mode", std::string("edge")}}),
+      KernelCase("Pad", {Counting({0}), IntVector({1, 0})}, {{"mode", std::string("edge")}}),
       "no element");
 }
 
@@ -136,7 +133,7 @@ TEST(Movement, SplitsWhatConcatJoins) {
     }
     const Tensor joined = First(KernelCase("Concat", parts, {{"axis", axis}}), 2);
     const auto back =
-        RunNode(KernelCase("Split", {joined, IntTensor(extents)}, {{"axis", axis}}, "", 4), 2)
+        RunMovement(KernelCase("Split", {joined, IntVector(extents)}, {{"axis", axis}}, "", 4), 2)
             .value();
     for (size_t i = 0; i < parts.size(); ++i) {
       EXPECT_EQ(back[i].tensor().shape(), parts[i].tensor().shape());
@@ -149,16 +146,16 @@ TEST(Movement, SplitsWhatConcatJoins) {
 
 TEST(Movement, RepeatsByExpandAndTile) {
   const Tensor x = Counting({2, 1, 3});
-  const Tensor expanded = First(KernelCase("Expand", {x, IntTensor({4, 1, 5, 1})}), 2);
+  const Tensor expanded = First(KernelCase("Expand", {x, IntVector({4, 1, 5, 1})}), 2);
   EXPECT_EQ(expanded.shape(), (Shape{4, 2, 5, 3}));
   for (int64_t i = 0; i < expanded.elements(); ++i) {
     ASSERT_EQ(expanded.data<float>()[i], static_cast<float>(i / 15 % 2 * 3 + i % 3));
   }
-  const Tensor tiled = First(KernelCase("Tile", {Counting({2, 3}), IntTensor({2, 2})}));
+  const Tensor tiled = First(KernelCase("Tile", {Counting({2, 3}), IntVector({2, 2})}));
   EXPECT_THAT(tiled.ToVector<float>(),
               ElementsAre(0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5, 0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5));
-  ExpectRefused(KernelCase("Expand", {Counting({2, 3}), IntTensor({4, 3})}), "broadcast");
-  ExpectRefused(KernelCase("Tile", {Counting({2, 3}), IntTensor({2, kMost})}), "repeats");
+  ExpectRefused(KernelCase("Expand", {Counting({2, 3}), IntVector({4, 3})}), "broadcast");
+  ExpectRefused(KernelCase("Tile", {Counting({2, 3}), IntVector({2, kMostInt})}), "repeats");
 }
 
 TEST(Movement, MovesStrings) {
@@ -166,13 +163,13 @@ TEST(Movement, MovesStrings) {
   const Tensor y = First(KernelCase("Transpose", {x}));
   EXPECT_THAT(Strings(y.data<std::string>(), y.data<std::string>() + 4),
               ElementsAre("a", std::string(100, 'c'), "b", "d"));
-  const Tensor padded = First(KernelCase("Pad", {x, IntTensor({0, 1, 0, 0})}));
+  const Tensor padded = First(KernelCase("Pad", {x, IntVector({0, 1, 0, 0})}));
   EXPECT_EQ(padded.data<std::string>()[0], "");
   EXPECT_EQ(padded.data<std::string>()[1], "a");
 }
 
 TEST(Movement, KeepsTriangles) {
-  for (int64_t k : {kLeast, int64_t{-1}, int64_t{0}, int64_t{2}, kMost}) {
+  for (int64_t k : {kLeastInt, int64_t{-1}, int64_t{0}, int64_t{2}, kMostInt}) {
     for (int64_t upper : {0, 1}) {
       const Tensor y =
           First(KernelCase("Trilu", {Counting({2, 3, 4}), Tensor::Scalar(k)}, {{"upper", upper}}));
@@ -188,7 +185,7 @@ TEST(Movement, KeepsTriangles) {
 TEST(Selection, FindsUniqueValues) {
   const float nan = std::nanf("");
   const auto out =
-      RunNode(KernelCase("Unique", {Tensor::Of<float>({6}, {3, nan, 1, nan, 3, 2})}, {}, "", 4))
+      RunMovement(KernelCase("Unique", {Tensor::Of<float>({6}, {3, nan, 1, nan, 3, 2})}, {}, "", 4))
           .value();
   EXPECT_EQ(out[0].tensor().elements(), 4);
   EXPECT_THAT(out[1].tensor().ToVector<int64_t>(), ElementsAre(2, 5, 0, 1));
@@ -196,7 +193,7 @@ TEST(Selection, FindsUniqueValues) {
   EXPECT_THAT(out[3].tensor().ToVector<int64_t>(), ElementsAre(1, 1, 2, 2));
   const Tensor words = Tensor::Of<std::string>({3}, {"b", "a", "b"});
   const auto first =
-      RunNode(KernelCase("Unique", {words}, {{"sorted", int64_t{0}}}, "", 4)).value();
+      RunMovement(KernelCase("Unique", {words}, {{"sorted", int64_t{0}}}, "", 4)).value();
   EXPECT_EQ(first[0].tensor().data<std::string>()[0], "b");
   EXPECT_THAT(first[2].tensor().ToVector<int64_t>(), ElementsAre(0, 1, 0));
 }
@@ -212,7 +209,7 @@ TEST(Selection, CompressesByShortConditions) {
 
 TEST(Shapes, ReshapesAsSpecified) {
   auto reshaped = [](Shape shape, Ints target, int64_t allowzero = 0) {
-    return First(KernelCase("Reshape", {Counting(shape), IntTensor(target)},
+    return First(KernelCase("Reshape", {Counting(shape), IntVector(target)},
                             {{"allowzero", allowzero}}))
         .shape();
   };
@@ -222,24 +219,24 @@ TEST(Shapes, ReshapesAsSpecified) {
   EXPECT_EQ(reshaped({0, 3}, {3, 0}, 1), (Shape{3, 0}));
   EXPECT_EQ(reshaped({1}, {}), Shape());
   for (const Ints& wrong :
-       {Ints{5, -1}, Ints{-1, -1}, Ints{7}, Ints{-2, 3}, Ints{2, 3, 0}, Ints{kMost, 8}}) {
-    ExpectRefused(KernelCase("Reshape", {Counting({2, 3}), IntTensor(wrong)}), "[Reshape");
+       {Ints{5, -1}, Ints{-1, -1}, Ints{7}, Ints{-2, 3}, Ints{2, 3, 0}, Ints{kMostInt, 8}}) {
+    ExpectRefused(KernelCase("Reshape", {Counting({2, 3}), IntVector(wrong)}), "[Reshape");
   }
   ExpectRefused(
-      KernelCase("Reshape", {Counting({0, 3}), IntTensor({0, -1})}, {{"allowzero", int64_t{1}}}),
+      KernelCase("Reshape", {Counting({0, 3}), IntVector({0, -1})}, {{"allowzero", int64_t{1}}}),
       "-1");
 }
 
 TEST(Shapes, CountsRanges) {
   auto range = [](int64_t start, int64_t limit, int64_t delta) {
-    return RunNode(
+    return RunMovement(
         KernelCase("Range", {Tensor::Scalar(start), Tensor::Scalar(limit), Tensor::Scalar(delta)}));
   };
   EXPECT_THAT(range(10, 0, -4).value()[0].tensor().ToVector<int64_t>(), ElementsAre(10, 6, 2));
-  EXPECT_THAT(range(kMost - 1, kMost, 5).value()[0].tensor().ToVector<int64_t>(),
-              ElementsAre(kMost - 1));
+  EXPECT_THAT(range(kMostInt - 1, kMostInt, 5).value()[0].tensor().ToVector<int64_t>(),
+              ElementsAre(kMostInt - 1));
   EXPECT_EQ(range(0, 5, 0).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(range(kLeast, kMost, 1).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(range(kLeastInt, kMostInt, 1).status().code(), StatusCode::kInvalidArgument);
   ExpectRefused(KernelCase("Range", {Tensor::Scalar(0.0f), Tensor::Scalar(std::nanf("")),
                                      Tensor::Scalar(1.0f)}),
                 "delta");

@@ -8,6 +8,7 @@
 
 #include "core/kernels/cpu/reduction/kernel_list.h"
 #include "tests/kernel_case.h"
+#include "tests/tensors.h"
 
 namespace caesura {
 namespace {
@@ -16,12 +17,6 @@ using ::testing::ElementsAre;
 using Floats = std::vector<float>;
 using Ints = std::vector<int64_t>;
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
-                kInfinity = std::numeric_limits<float>::infinity();
-
-Tensor IntTensor(Ints values) {
-  return Tensor::Of<int64_t>({static_cast<int64_t>(values.size())}, values);
-}
 
 Tensor Waves(Shape shape) {
   std::vector<float> values(shape.elements());
@@ -29,12 +24,12 @@ Tensor Waves(Shape shape) {
   return Tensor::Of<float>(std::move(shape), values);
 }
 
-Result<std::vector<RuntimeValue>> RunNode(KernelCase node, int threads = 1) {
+Result<std::vector<RuntimeValue>> RunReduction(KernelCase node, int threads = 1) {
   node.threads = threads;
   return node.Run(RegisterReductionKernels);
 }
 Floats Reduced(const char* op, const Tensor& x, Ints axes, int threads = 1) {
-  return RunNode(KernelCase(op, {x, IntTensor(axes)}, {{"keepdims", int64_t{0}}}), threads)
+  return RunReduction(KernelCase(op, {x, IntVector(axes)}, {{"keepdims", int64_t{0}}}), threads)
       .value()[0]
       .tensor()
       .ToVector<float>();
@@ -137,7 +132,7 @@ TEST(Reduction, TakesEmptySets) {
 TEST(Reduction, ReducesNothingWhenAsked) {
   const Tensor x = Tensor::Of<float>({3}, {1, -2, 3});
   const KernelCase node("ReduceSumSquare", {x}, {{"noop_with_empty_axes", int64_t{1}}});
-  EXPECT_THAT(RunNode(node).value()[0].tensor().ToVector<float>(), ElementsAre(1, 4, 9));
+  EXPECT_THAT(RunReduction(node).value()[0].tensor().ToVector<float>(), ElementsAre(1, 4, 9));
 }
 
 TEST(Reduction, LetsNaNWin) {
@@ -147,11 +142,11 @@ TEST(Reduction, LetsNaNWin) {
   EXPECT_TRUE(std::isnan(Reduced("ReduceMin", x, {0})[15]));
   EXPECT_TRUE(std::isnan(Reduced("ReduceMax", x, {1})[1]));
   const auto top =
-      RunNode(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntTensor({3})}, {},
+      RunReduction(KernelCase("TopK", {Tensor::Of<float>({4}, {1, kNaN, 3, kNaN}), IntVector({3})}, {},
                          "", 2))
           .value();
   EXPECT_THAT(top[1].tensor().ToVector<int64_t>(), ElementsAre(1, 3, 2));
-  EXPECT_THAT(RunNode(KernelCase("ArgMin", {Tensor::Of<float>({3}, {1, kNaN, 0})}))
+  EXPECT_THAT(RunReduction(KernelCase("ArgMin", {Tensor::Of<float>({3}, {1, kNaN, 0})}))
                   .value()[0]
                   .tensor()
                   .ToVector<int64_t>(),
@@ -160,9 +155,9 @@ TEST(Reduction, LetsNaNWin) {
 
 TEST(Reduction, WrapsIntegersAround) {
   const Tensor x = Tensor::Of<int32_t>({2}, {2147483647, 1});
-  EXPECT_THAT(RunNode(KernelCase("ReduceSum", {x})).value()[0].tensor().ToVector<int32_t>(),
+  EXPECT_THAT(RunReduction(KernelCase("ReduceSum", {x})).value()[0].tensor().ToVector<int32_t>(),
               ElementsAre(-2147483648));
-  EXPECT_THAT(RunNode(KernelCase("ReduceMean", {Tensor::Of<int32_t>({2}, {-3, 0})}))
+  EXPECT_THAT(RunReduction(KernelCase("ReduceMean", {Tensor::Of<int32_t>({2}, {-3, 0})}))
                   .value()[0]
                   .tensor()
                   .ToVector<int32_t>(),
@@ -173,7 +168,7 @@ TEST(Scan, RunsBothWays) {
   const Tensor x = Tensor::Of<float>({4}, {1, 2, 3, 4});
   auto scan = [&](const char* op, int64_t exclusive, int64_t reverse) {
     const AttributeMap attributes = {{"exclusive", exclusive}, {"reverse", reverse}};
-    return RunNode(KernelCase(op, {x, Tensor::Scalar<int64_t>(-1)}, attributes))
+    return RunReduction(KernelCase(op, {x, Tensor::Scalar<int64_t>(-1)}, attributes))
         .value()[0]
         .tensor()
         .ToVector<float>();
@@ -187,7 +182,7 @@ TEST(Scan, RunsBothWays) {
 TEST(Scan, RefusesWrongK) {
   const Tensor x = Tensor::Of<float>({4}, {1, 2, 3, 4});
   for (int64_t k : {int64_t{5}, int64_t{-1}}) {
-    EXPECT_EQ(RunNode(KernelCase("TopK", {x, IntTensor({k})}, {}, "", 2)).status().code(),
+    EXPECT_EQ(RunReduction(KernelCase("TopK", {x, IntVector({k})}, {}, "", 2)).status().code(),
               StatusCode::kInvalidArgument);
   }
 }

@@ -9,14 +9,14 @@ namespace {
 
 using Values = std::vector<RuntimeValue>;
 
-Tensor Floats(Shape shape, const std::vector<float>& values) {
+Tensor FloatTensor(Shape shape, const std::vector<float>& values) {
   return Tensor::Of<float>(std::move(shape), values);
 }
 Tensor At(int64_t position) { return Tensor::Scalar<int64_t>(position); }
 RuntimeValue Three() {
-  return RuntimeValue::Sequence({Floats({1}, {1}), Floats({2}, {2, 2}), Floats({3}, {3, 3, 3})});
+  return RuntimeValue::Sequence({FloatTensor({1}, {1}), FloatTensor({2}, {2, 2}), FloatTensor({3}, {3, 3, 3})});
 }
-Result<Values> RunOp(const char* op, Values inputs, AttributeMap attributes = {}) {
+Result<Values> RunSequenceOp(const char* op, Values inputs, AttributeMap attributes = {}) {
   return KernelCase(op, std::move(inputs), std::move(attributes)).Run(RegisterControlFlowKernels);
 }
 std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
@@ -28,50 +28,50 @@ std::vector<int64_t> Sizes(const RuntimeValue& sequence) {
 using Ints = std::vector<int64_t>;
 
 TEST(Sequence, KeepsItsOwnCopies) {
-  const Tensor x = Floats({1}, {7});
-  const RuntimeValue sequence = RunOp("SequenceConstruct", {x, x}).value()[0];
+  const Tensor x = FloatTensor({1}, {7});
+  const RuntimeValue sequence = RunSequenceOp("SequenceConstruct", {x, x}).value()[0];
   x.data<float>()[0] = 0;
   EXPECT_EQ(sequence.sequence()[1].tensor().data<float>()[0], 7);
-  const Values element = RunOp("SequenceAt", {sequence, At(0)}).value();
+  const Values element = RunSequenceOp("SequenceAt", {sequence, At(0)}).value();
   element[0].tensor().data<float>()[0] = 5;
   EXPECT_EQ(sequence.sequence()[0].tensor().data<float>()[0], 7);
 }
 
 TEST(Sequence, InsertsErasesAndCounts) {
-  const Tensor four = Floats({4}, {4, 4, 4, 4});
-  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
-  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
-  EXPECT_EQ(Sizes(RunOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
-  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
-  EXPECT_EQ(Sizes(RunOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]),
+  const Tensor four = FloatTensor({4}, {4, 4, 4, 4});
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(0)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(3)}).value()[0]), (Ints{1, 2, 3, 4}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceInsert", {Three(), four, At(-3)}).value()[0]), (Ints{4, 1, 2, 3}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceErase", {Three()}).value()[0]), (Ints{1, 2}));
+  EXPECT_EQ(Sizes(RunSequenceOp("SequenceErase", {Three(), Tensor::Scalar<int32_t>(-3)}).value()[0]),
             (Ints{2, 3}));
-  EXPECT_EQ(RunOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
+  EXPECT_EQ(RunSequenceOp("SequenceLength", {Three()}).value()[0].tensor().ToVector<int64_t>(), (Ints{3}));
   EXPECT_EQ(
-      Sizes(RunOp("SequenceInsert", {RunOp("SequenceEmpty", {}).value()[0], four}).value()[0]),
+      Sizes(RunSequenceOp("SequenceInsert", {RunSequenceOp("SequenceEmpty", {}).value()[0], four}).value()[0]),
       (Ints{4}));
 }
 
 TEST(Sequence, ChecksPositionsAndTypes) {
   const RuntimeValue empty = RuntimeValue::Sequence({});
-  const Tensor four = Floats({4}, {4, 4, 4, 4});
+  const Tensor four = FloatTensor({4}, {4, 4, 4, 4});
   for (const Result<Values>& result :
-       {RunOp("SequenceInsert", {Three(), four, At(4)}),
-        RunOp("SequenceInsert", {Three(), four, At(-4)}), RunOp("SequenceErase", {Three(), At(3)}),
-        RunOp("SequenceErase", {empty}), RunOp("SequenceAt", {empty, At(0)}),
-        RunOp("SequenceAt", {Three(), At(-4)}), RunOp("SequenceAt", {four, At(0)}),
-        RunOp("SequenceInsert", {Three(), At(1)}),
-        RunOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
-        RunOp("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
-        RunOp("SequenceConstruct", {four, At(1)})}) {
+       {RunSequenceOp("SequenceInsert", {Three(), four, At(4)}),
+        RunSequenceOp("SequenceInsert", {Three(), four, At(-4)}), RunSequenceOp("SequenceErase", {Three(), At(3)}),
+        RunSequenceOp("SequenceErase", {empty}), RunSequenceOp("SequenceAt", {empty, At(0)}),
+        RunSequenceOp("SequenceAt", {Three(), At(-4)}), RunSequenceOp("SequenceAt", {four, At(0)}),
+        RunSequenceOp("SequenceInsert", {Three(), At(1)}),
+        RunSequenceOp("ConcatFromSequence", {empty}, {{"axis", int64_t{0}}}),
+        RunSequenceOp("ConcatFromSequence", {Three()}, {{"axis", int64_t{1}}}),
+        RunSequenceOp("SequenceConstruct", {four, At(1)})}) {
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument);
   }
 }
 
 TEST(SplitToSequence, CutsAlongAnyAxis) {
-  const Tensor x = Floats({2, 3}, {0, 1, 2, 3, 4, 5});
+  const Tensor x = FloatTensor({2, 3}, {0, 1, 2, 3, 4, 5});
   auto split = [&](Values inputs, AttributeMap attributes) {
-    return RunOp("SplitToSequence", std::move(inputs), std::move(attributes));
+    return RunSequenceOp("SplitToSequence", std::move(inputs), std::move(attributes));
   };
   const Attribute last = int64_t{-1};
   const RuntimeValue pairs = split({x, At(2)}, {{"axis", last}}).value()[0];
@@ -93,9 +93,9 @@ TEST(SplitToSequence, CutsAlongAnyAxis) {
 
 TEST(ConcatFromSequence, JoinsAndStacks) {
   const RuntimeValue rows =
-      RuntimeValue::Sequence({Floats({1, 2}, {1, 2}), Floats({1, 2}, {3, 4})});
+      RuntimeValue::Sequence({FloatTensor({1, 2}, {1, 2}), FloatTensor({1, 2}, {3, 4})});
   auto join = [&](int64_t axis, int64_t new_axis) {
-    return RunOp("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}})
+    return RunSequenceOp("ConcatFromSequence", {rows}, {{"axis", axis}, {"new_axis", new_axis}})
         .value()[0]
         .tensor();
   };
@@ -106,17 +106,17 @@ TEST(ConcatFromSequence, JoinsAndStacks) {
 }
 
 TEST(Optional, HoldsOrIsEmpty) {
-  const Tensor x = Floats({1}, {7});
-  EXPECT_EQ(RunOp("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
-  EXPECT_FALSE(RunOp("Optional", {}).value()[0].has_value());
+  const Tensor x = FloatTensor({1}, {7});
+  EXPECT_EQ(RunSequenceOp("Optional", {x}).value()[0].tensor().ToVector<float>(), (std::vector<float>{7}));
+  EXPECT_FALSE(RunSequenceOp("Optional", {}).value()[0].has_value());
   auto has = [](Values inputs) {
-    return *RunOp("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();
+    return *RunSequenceOp("OptionalHasElement", std::move(inputs)).value()[0].tensor().data<bool>();
   };
   EXPECT_TRUE(has({x}));
   EXPECT_TRUE(has({Three()}));
   EXPECT_FALSE(has({}));
   EXPECT_FALSE(has({RuntimeValue()}));
-  EXPECT_EQ(Sizes(RunOp("OptionalGetElement", {Three()}).value()[0]), (Ints{1, 2, 3}));
+  EXPECT_EQ(Sizes(RunSequenceOp("OptionalGetElement", {Three()}).value()[0]), (Ints{1, 2, 3}));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-Tensor Texts(Shape shape, const Strings& values) {
+Tensor StringTensor(Shape shape, const Strings& values) {
   return Tensor::Of<std::string>(std::move(shape), values);
 }
 Strings ToStrings(const RuntimeValue& value) {
@@ -31,17 +31,17 @@ TEST(Unicode, MapsCaseAndKeepsWhatIsNotUtf8) {
 }
 
 TEST(StringConcat, Broadcasts) {
-  KernelCase node("StringConcat", {Texts({2, 1}, {"a", "b"}), Texts({3}, {"x", "", "é"})});
+  KernelCase node("StringConcat", {StringTensor({2, 1}, {"a", "b"}), StringTensor({3}, {"x", "", "é"})});
   const auto out = node.Run(RegisterTextKernels).value();
   EXPECT_EQ(out[0].tensor().shape(), (Shape{2, 3}));
   EXPECT_EQ(ToStrings(out[0]), (Strings{"ax", "a", "aé", "bx", "b", "bé"}));
-  KernelCase empty("StringConcat", {Texts({0}, {}), Texts({1}, {"x"})});
+  KernelCase empty("StringConcat", {StringTensor({0}, {}), StringTensor({1}, {"x"})});
   EXPECT_EQ(empty.Run(RegisterTextKernels).value()[0].tensor().shape(), (Shape{0}));
 }
 
 TEST(StringSplit, OnSpacesAndDelimiters) {
   auto split = [](const Strings& texts, AttributeMap attributes) {
-    KernelCase node("StringSplit", {Texts({static_cast<int64_t>(texts.size())}, texts)}, attributes,
+    KernelCase node("StringSplit", {StringTensor({static_cast<int64_t>(texts.size())}, texts)}, attributes,
                     "", 2);
     return node.Run(RegisterTextKernels).value();
   };
@@ -59,7 +59,7 @@ TEST(StringSplit, OnSpacesAndDelimiters) {
 
 TEST(StringNormalizer, DropsStopwordsAndChangesCase) {
   auto normalize = [](Shape shape, const Strings& words, AttributeMap attributes) {
-    KernelCase node("StringNormalizer", {Texts(std::move(shape), words)}, attributes);
+    KernelCase node("StringNormalizer", {StringTensor(std::move(shape), words)}, attributes);
     return node.Run(RegisterTextKernels).value()[0];
   };
   const Attribute stop = Strings{"MONDAY", "été"};

@@ -35,7 +35,7 @@ std::string BytesOf(const Tensor& tensor) {
   return std::string(static_cast<const char*>(tensor.raw()), tensor.bytes());
 }
 
-Arrays Example() {
+Arrays ExampleArrays() {
   Arrays out;
   out["x"] = Tensor::Of<float>({2, 3}, {1, 2, 3, 4, 5, -6});
   out["labels"] = Tensor::Of<int64_t>({3}, {1, -2, 3});
@@ -57,7 +57,7 @@ void ExpectEqual(const Arrays& got, const Arrays& want) {
 }
 
 TEST(NpyTest, ReadsWhatItWrote) {
-  for (const auto& [name, tensor] : Example()) {
+  for (const auto& [name, tensor] : ExampleArrays()) {
     const std::string bytes = TensorToNpy(tensor).value();
     EXPECT_EQ((bytes.size() - tensor.bytes()) % 64, 0u);
     ExpectEqual({{name, TensorFromNpy(bytes).value()}}, {{name, tensor}});
@@ -132,8 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(NpzTest, ReadsWhatItWrote) {
   for (const bool compress : {false, true}) {
     FaultyFileSystem files;
-    ASSERT_TRUE(WriteNpz("a.npz", Example(), compress, files).ok());
-    ExpectEqual(ReadNpz("a.npz", {}, files).value(), Example());
+    ASSERT_TRUE(WriteNpz("a.npz", ExampleArrays(), compress, files).ok());
+    ExpectEqual(ReadNpz("a.npz", {}, files).value(), ExampleArrays());
   }
   FaultyFileSystem files;
   ASSERT_TRUE(WriteNpz("none.npz", {}, false, files).ok());
@@ -142,12 +142,12 @@ TEST(NpzTest, ReadsWhatItWrote) {
 
 TEST(NpzTest, KeepsItsLimit) {
   FaultyFileSystem files;
-  ASSERT_TRUE(WriteNpz("a.npz", Example(), true, files).ok());
+  ASSERT_TRUE(WriteNpz("a.npz", ExampleArrays(), true, files).ok());
   EXPECT_THAT(ReadNpz("a.npz", {.max_bytes = 10000}, files).status().message(),
               HasSubstr("more than 10000"));
 }
 
-Result<Arrays> ReadBytes(const std::string& bytes) {
+Result<Arrays> ReadNpzBytes(const std::string& bytes) {
   FaultyFileSystem files;
   auto file = files.Create("f").value();
   EXPECT_TRUE(file->Write(bytes).ok());
@@ -158,17 +158,17 @@ Result<Arrays> ReadBytes(const std::string& bytes) {
 TEST(NpzTest, SurvivesDamage) {
   for (const bool compress : {false, true}) {
     FaultyFileSystem files;
-    Arrays arrays = Example();
+    Arrays arrays = ExampleArrays();
     arrays["zeros"] = Tensor::Zeros(DType::kFloat16, {10});
     ASSERT_TRUE(WriteNpz("f", arrays, compress, files).ok());
     const std::string good = ReadWholeFile(files, "f", 1 << 20).value();
     for (size_t cut = 0; cut < good.size(); ++cut)
-      EXPECT_FALSE(ReadBytes(good.substr(0, cut)).ok());
+      EXPECT_FALSE(ReadNpzBytes(good.substr(0, cut)).ok());
     std::mt19937 random(1);
     for (int i = 0; i < 3000; ++i) {
       std::string bad = good;
       for (int k = 0; k < 1 + i % 3; ++k) bad[random() % bad.size()] = static_cast<char>(random());
-      static_cast<void>(ReadBytes(bad));
+      static_cast<void>(ReadNpzBytes(bad));
     }
   }
 }
@@ -179,7 +179,7 @@ TEST(NpzTest, DamagedNumbersAreNoticed) {
   std::string bytes = ReadWholeFile(files, "f", 1 << 20).value();
   const size_t at = bytes.find("PK\x01\x02") - 1;  // the last byte of the array
   bytes[at] ^= 1;
-  EXPECT_THAT(ReadBytes(bytes).status().message(), HasSubstr("checksum"));
+  EXPECT_THAT(ReadNpzBytes(bytes).status().message(), HasSubstr("checksum"));
 }
 
 }  // namespace

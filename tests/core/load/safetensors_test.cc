@@ -16,7 +16,7 @@ using testing::FaultyFileSystem;
 using ::testing::HasSubstr;
 
 // A file of this header and data, as ReadSafetensors sees it.
-Result<TensorFile> ReadBytes(const std::string& bytes) {
+Result<TensorFile> ReadSafetensorsBytes(const std::string& bytes) {
   FaultyFileSystem files;
   auto file = files.Create("f").value();
   EXPECT_TRUE(file->Write(bytes).ok());
@@ -30,7 +30,7 @@ std::string WithLength(const std::string& header, const std::string& data = "") 
   return out + header + data;
 }
 
-TensorFile Example() {
+TensorFile ExampleFile() {
   TensorFile out;
   out.tensors["weight"] = Tensor::Of<float>({2, 3}, {1, 2, 3, 4, 5, -6});
   out.tensors["mask"] = Tensor::Of<bool>({3}, {true, false, true});
@@ -45,7 +45,7 @@ TensorFile Example() {
 
 TEST(SafetensorsTest, ReadsWhatItWrote) {
   FaultyFileSystem files;
-  const TensorFile written = Example();
+  const TensorFile written = ExampleFile();
   ASSERT_TRUE(WriteSafetensors("f", written, files).ok());
   const TensorFile read = ReadSafetensors("f", files).value();
   EXPECT_EQ(read.metadata, written.metadata);
@@ -60,7 +60,7 @@ TEST(SafetensorsTest, ReadsWhatItWrote) {
 
 TEST(SafetensorsTest, TensorsAreAlignedInTheFile) {
   FaultyFileSystem files;
-  ASSERT_TRUE(WriteSafetensors("f", Example(), files).ok());
+  ASSERT_TRUE(WriteSafetensors("f", ExampleFile(), files).ok());
   const auto reader = SafetensorsReader::Open("f", files).value();
   for (const auto& [name, entry] : reader.entries())
     EXPECT_EQ(entry.offset % DTypeSize(entry.dtype), 0u) << name;
@@ -103,7 +103,7 @@ std::string Tensors(const std::string& body, size_t bytes) {
 class BadSafetensors : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(BadSafetensors, IsRefused) {
-  const Result<TensorFile> read = ReadBytes(GetParam().bytes);
+  const Result<TensorFile> read = ReadSafetensorsBytes(GetParam().bytes);
   ASSERT_FALSE(read.ok());
   EXPECT_THAT(read.status().message(), HasSubstr(GetParam().message));
 }
@@ -185,14 +185,14 @@ INSTANTIATE_TEST_SUITE_P(
 // Whatever bytes come, the answer is a status; the sanitizer builds look for the rest.
 TEST(SafetensorsTest, SurvivesDamage) {
   FaultyFileSystem files;
-  ASSERT_TRUE(WriteSafetensors("f", Example(), files).ok());
+  ASSERT_TRUE(WriteSafetensors("f", ExampleFile(), files).ok());
   const std::string good = ReadWholeFile(files, "f", 1 << 20).value();
-  for (size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(ReadBytes(good.substr(0, cut)).ok());
+  for (size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(ReadSafetensorsBytes(good.substr(0, cut)).ok());
   std::mt19937 random(1);
   for (int i = 0; i < 5000; ++i) {
     std::string bad = good;
     for (int k = 0; k < 1 + i % 3; ++k) bad[random() % bad.size()] = static_cast<char>(random());
-    static_cast<void>(ReadBytes(bad));
+    static_cast<void>(ReadSafetensorsBytes(bad));
   }
 }
 

@@ -106,7 +106,7 @@ Ran RunCase(Model model, int threads) {
   return {state.TakeFetches(), plan->steps().size()};
 }
 
-class PlanViews : public testing::TestWithParam<ViewCase> {};
+class PlanViews : public ::testing::TestWithParam<ViewCase> {};
 
 TEST_P(PlanViews, AreTheSameNumbersInFewerSteps) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
@@ -131,7 +131,7 @@ TEST_P(PlanViews, AreTheSameNumbersInFewerSteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, PlanViews, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Cases, PlanViews, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Layouts, ReshapeWhereStridesCanSayIt) {

@@ -12,7 +12,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::StartsWith;
 
-const auto kStraight = [](ExecutionState& state) { return PartialExecutor::Run(state); };
+const auto kWithoutYields = [](ExecutionState& state) { return PartialExecutor::Run(state); };
 
 RunOptions Watched(RunRecorder& recorder) {
   RunOptions options;
@@ -27,7 +27,7 @@ TEST(RunRecorderTest, KeepsARunAsOneThoughItYields) {
   auto plan = step.Plan();
   RunRecorder recorder;
   ExecutionState state(plan);
-  ASSERT_TRUE(RunStep(step, state, kStraight, Watched(recorder)).ok());
+  ASSERT_TRUE(RunStep(step, state, kWithoutYields, Watched(recorder)).ok());
   const std::vector<RecordedRun> runs = recorder.Runs();
   ASSERT_EQ(runs.size(), 1u);
   const RecordedRun& run = runs[0];
@@ -61,7 +61,7 @@ TEST(RunRecorderTest, TellsRunsWithOneTagApart) {
   RunRecorder recorder(2);
   for (int i = 0; i < 3; ++i) {
     ExecutionState state(plan);
-    ASSERT_TRUE(RunStep(step, state, kStraight, Watched(recorder)).ok());
+    ASSERT_TRUE(RunStep(step, state, kWithoutYields, Watched(recorder)).ok());
   }
   const std::vector<RecordedRun> runs = recorder.Runs();
   ASSERT_EQ(runs.size(), 2u);
@@ -75,7 +75,7 @@ TEST(RunRecorderTest, DoesNotChangeResults) {
   auto plan = step.Plan();
   RunRecorder recorder;
   ExecutionState state(plan);
-  auto results = RunStep(step, state, kStraight, Watched(recorder));
+  auto results = RunStep(step, state, kWithoutYields, Watched(recorder));
   ASSERT_TRUE(results.ok());
   EXPECT_TRUE(*results == Uncut(step, plan));
 }

@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr char kNet[] = R"(<ir_version: 10, opset_import: ["" : 21]>
+constexpr char kDeviceNet[] = R"(<ir_version: 10, opset_import: ["" : 21]>
 net (float[N, 4] x) => (float[N, 3] y, float[N, 4] r) <float[4, 3] w = {1, -2, 3, 4, -5, 6, 7, 8, -9, 1, 2, 3}> {
   r = Relu (x)
   m = MatMul (r, w)
@@ -31,24 +31,24 @@ SessionOptions OptionsOn(ProviderList providers) {
   return options;
 }
 
-NamedValues Feeds(int64_t rows = 2) { return {{"x", Ramp(Shape{rows, 4})}}; }
+NamedValues DeviceFeeds(int64_t rows = 2) { return {{"x", Ramp(Shape{rows, 4})}}; }
 
 Values OnTheCpu(const NamedValues& feeds) {
-  return Session::Create(ParseModelText(kNet).value(), OptionsOn({})).value()->Run(feeds).value();
+  return Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({})).value()->Run(feeds).value();
 }
 
 // Passes fuse for our own kernels, so a device and the CPU run the same ones.
 TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
-  const Values expected = OnTheCpu(Feeds());
+  const Values expected = OnTheCpu(DeviceFeeds());
   for (int k = 0;; ++k) {
     CountingDevice device({});
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
     auto session =
-        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
             .value();
-    EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), expected)) << k;
+    EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), expected)) << k;
     if (faulty->calls() <= k) {
       EXPECT_GE(k, 3);
       break;
@@ -56,7 +56,7 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
     ASSERT_TRUE(session->fallback_record());
     EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
     const DeviceCounts before = device.counts();
-    EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), expected));
+    EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), expected));
     EXPECT_EQ(device.counts().kernels, before.kernels);
     EXPECT_EQ(device.counts().copies_to_device, before.copies_to_device);
   }
@@ -64,14 +64,14 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
 
 // A device whose memory is bound stays, without its kernels.
 TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
-  const Values expected = OnTheCpu(Feeds());
+  const Values expected = OnTheCpu(DeviceFeeds());
   for (int k : {0, 1, 2}) {
     CountingDevice device({});
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     faulty->FailAt(k);
     auto session =
-        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
             .value();
     const RuntimeValue x = CopyToDevice(Ramp(Shape{2, 4}).tensor(), *faulty).value();
     for (int round = 0; round < 2; ++round) {
@@ -98,13 +98,13 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
 // A binding's own run: an input whose bytes an output replaces, an output in fresh memory of the
 // device.
 TEST(DeviceFallback, BindingsThatReplaceAnInput) {
-  const Values expected = OnTheCpu(Feeds());
+  const Values expected = OnTheCpu(DeviceFeeds());
   for (int k : {0, 1, 2}) {
     CountingDevice device({});
     auto faulty =
         std::make_shared<FailingProvider>(device.providers()[0], "faulty", /*scribbles=*/true);
     auto session =
-        Session::Create(ParseModelText(kNet).value(), OptionsOn({faulty, device.providers()[1]}))
+        Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn({faulty, device.providers()[1]}))
             .value();
     for (int round = 0; round < 3; ++round) {
       if (round == 1) faulty->FailAt(k);
@@ -127,10 +127,10 @@ TEST(DeviceFallback, BindingsThatReplaceAnInput) {
 TEST(DeviceFallback, ADeviceWithoutMemoryLeft) {
   CountingDevice device({.memory_bytes = 4096});
   auto session =
-      Session::Create(ParseModelText(kNet).value(), OptionsOn(device.providers())).value();
-  EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), OnTheCpu(Feeds())));
+      Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn(device.providers())).value();
+  EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), OnTheCpu(DeviceFeeds())));
   EXPECT_FALSE(session->fallback_record());
-  EXPECT_TRUE(SameBits(session->Run(Feeds(300)).value(), OnTheCpu(Feeds(300))));
+  EXPECT_TRUE(SameBits(session->Run(DeviceFeeds(300)).value(), OnTheCpu(DeviceFeeds(300))));
   ASSERT_TRUE(session->fallback_record());
   EXPECT_EQ(session->fallback_record()->provider, "counting:0");
   EXPECT_EQ(session->fallback_record()->node, "memory");

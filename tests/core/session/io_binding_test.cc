@@ -20,7 +20,7 @@ using Overlap = IoBinding::Overlap;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList providers = Tiny()) {
+std::unique_ptr<Session> BindableSession(const std::string& body, ProviderList providers = Tiny()) {
   auto model =
       ParseModelText("<ir_version: 10, opset_import: [\"\" : 23, \"test\" : 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
@@ -35,7 +35,7 @@ Tensor FloatsIn(std::vector<float>& values) {
 }
 
 // s = x + b, n = -s
-constexpr char kTwoOutputs[] =
+constexpr char kSumAndNegation[] =
     "(float[N] x, float[N] b) => (float[N] s, float[N] n) { s = Add (x, b) n = Neg (s) }";
 // A cache that grows by what is fed.
 constexpr char kDecoder[] = R"((float[P] past, float[N] x) => (float[T] present, float[T] y) {
@@ -44,7 +44,7 @@ constexpr char kDecoder[] = R"((float[P] past, float[N] x) => (float[T] present,
 })";
 
 TEST(IoBinding, ResultsComeInTheOrderOfTheBindings) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   std::vector<float> x = {1, 2}, b = {10, 20}, n = {0, 0};
   ASSERT_TRUE(binding.BindInput("b", FloatsIn(b)).ok());
@@ -67,7 +67,7 @@ TEST(IoBinding, ResultsComeInTheOrderOfTheBindings) {
 }
 
 TEST(IoBinding, ASecondRunWithTheSameBindingTakesAnotherShape) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindOutput("s").ok());
   for (int64_t n : {2, 5, 1, 2}) {
@@ -82,7 +82,7 @@ TEST(IoBinding, ASecondRunWithTheSameBindingTakesAnotherShape) {
 }
 
 TEST(IoBinding, ValuesWrittenAfterTheBindingAreSeen) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   std::vector<float> x = {1, 2}, b = {10, 20};
   ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok());
@@ -94,7 +94,7 @@ TEST(IoBinding, ValuesWrittenAfterTheBindingAreSeen) {
 }
 
 TEST(IoBinding, AConsumerKeepsItsOutputWhileTheNextRunGoes) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   std::vector<float> x = {1, 2}, b = {10, 20};
   ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok());
@@ -108,7 +108,7 @@ TEST(IoBinding, AConsumerKeepsItsOutputWhileTheNextRunGoes) {
 }
 
 TEST(IoBinding, ABufferServesOneShapeAndSaysSoForOthers) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   std::vector<float> room(4, -1);
   ASSERT_TRUE(binding.BindInput("x", Ramp(Shape{4})).ok());
@@ -130,7 +130,7 @@ TEST(IoBinding, ABufferServesOneShapeAndSaysSoForOthers) {
 }
 
 TEST(IoBinding, PrefillThenDecodeWithOutputsAsTheNextInputs) {
-  auto session = SessionOf(kDecoder);
+  auto session = BindableSession(kDecoder);
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindOutput("present").ok());
   ASSERT_TRUE(binding.BindOutput("y").ok());
@@ -151,7 +151,7 @@ TEST(IoBinding, PrefillThenDecodeWithOutputsAsTheNextInputs) {
 }
 
 TEST(IoBinding, OutputsOfUnknownShape) {
-  auto session = SessionOf("(float[N] x) => (int64[1,K] at) { at = NonZero (x) }");
+  auto session = BindableSession("(float[N] x) => (int64[1,K] at) { at = NonZero (x) }");
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindOutput("at").ok());
   ASSERT_TRUE(binding.BindInput("x", Floats(Shape{3}, {1, 0, 2})).ok());
@@ -171,7 +171,7 @@ TEST(IoBinding, OutputsOfUnknownShape) {
 }
 
 TEST(IoBinding, OutputsAreSizedBeforeTheRunWhereInputsTell) {
-  auto session = SessionOf(
+  auto session = BindableSession(
       "(float[N] x) => (float[N] y, int64[1,K] at, float[N] x) { y = Neg (x) at = NonZero (x) }");
   IoBinding binding(*session);
   ASSERT_TRUE(binding.BindInput("x", Ramp(Shape{7})).ok());
@@ -189,7 +189,7 @@ TEST(IoBinding, OutputsAreSizedBeforeTheRunWhereInputsTell) {
 
 TEST(IoBinding, WhatIsWrongIsNamedAndLeavesTheBindingAsItWas) {
   auto session =
-      SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+      BindableSession("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   IoBinding binding(*session);
   EXPECT_THAT(binding.BindInput("w", Ramp(Shape{2})).message(),
               HasSubstr("the model has no input 'w' to bind"));
@@ -210,7 +210,7 @@ TEST(IoBinding, WhatIsWrongIsNamedAndLeavesTheBindingAsItWas) {
   EXPECT_FALSE(binding.BindInput("x", Ramp(Shape{2})).ok());
   EXPECT_TRUE(session->Run(binding).ok());
   auto other =
-      SessionOf("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
+      BindableSession("(float[N,2] x, float[2] b) => (float[N,2] y) { y = Neg (x) z = Neg (b) }");
   EXPECT_THAT(other->Run(binding).status().message(), HasSubstr("another session"));
   EXPECT_THAT(
       session->Run(binding, {.fetch_buffers = {Tensor::Zeros(DType::kFloat32, Shape{1, 2})}})
@@ -220,7 +220,7 @@ TEST(IoBinding, WhatIsWrongIsNamedAndLeavesTheBindingAsItWas) {
 }
 
 TEST(IoBinding, OverlappingMemoryIsRefused) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding binding(*session);
   std::vector<float> room(8);
   const auto part = [&](int first, int count) {
@@ -243,7 +243,7 @@ TEST(IoBinding, OverlappingMemoryIsRefused) {
 
 TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
   auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
-  auto session = SessionOf(
+  auto session = BindableSession(
       "(float[2] x) => (float[2] y, float[2] z, float[2] x) { y = Neg (x) z = Mul (x, y) }",
       {provider});
   IoBinding binding(*session);
@@ -267,7 +267,7 @@ TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
 TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
   for (int kernel : {0, 1}) {
     auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
-    auto session = SessionOf(kTwoOutputs, {provider});
+    auto session = BindableSession(kSumAndNegation, {provider});
     IoBinding binding(*session);
     std::vector<float> x = {1, 2}, b = {10, 20};
     ASSERT_TRUE(binding.BindInput("x", FloatsIn(x)).ok() &&
@@ -285,7 +285,7 @@ TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
 }
 
 TEST(IoBinding, ARunEndsSoonAfterItsCallerSaysSo) {
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   auto cancel = std::make_shared<std::atomic<bool>>(true);
   const NamedValues feeds = {{"x", Ramp(Shape{2})}, {"b", Ramp(Shape{2})}};
   EXPECT_EQ(session->Run(feeds, {}, {.cancel = cancel}).status().code(), StatusCode::kCancelled);
@@ -298,7 +298,7 @@ TEST(IoBinding, ARunEndsSoonAfterItsCallerSaysSo) {
 TEST(IoBindingThreads, ShareASessionAndABinding) {
   constexpr int kThreads = 8;
   const int rounds = std::getenv("CAESURA_LONG") != nullptr ? 1000 : 60;
-  auto session = SessionOf(kTwoOutputs);
+  auto session = BindableSession(kSumAndNegation);
   IoBinding shared(*session);
   ASSERT_TRUE(shared.BindInput("x", Floats(Shape{3}, {1, 2, 3})).ok());
   ASSERT_TRUE(shared.BindInput("b", Floats(Shape{3}, {10, 20, 30})).ok());

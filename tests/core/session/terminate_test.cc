@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr char kHead[] = "<ir_version: 10, opset_import: [\"\" : 23]> g ";
 
-std::unique_ptr<Session> SessionOf(const std::string& body) {
+std::unique_ptr<Session> EndlessSession(const std::string& body) {
   auto model = ParseModelText(kHead + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return Session::Create(*std::move(model)).value();
@@ -41,7 +41,7 @@ Status EndedRun(Session& session) {
 }
 
 TEST(Terminate, EndsALoop) {
-  auto session = SessionOf(R"((float x) => (float y) <bool t = {1}> {
+  auto session = EndlessSession(R"((float x) => (float y) <bool t = {1}> {
     [loop] y = Loop (, t, x) <body = b (int64 i, bool c, float v) => (bool go, float w) { go = Identity (c) w = Add (v, v) }>
   })");
   const Status status = EndedRun(*session);
@@ -52,14 +52,14 @@ TEST(Terminate, EndsALoop) {
 
 // A body without a step of its own is looked at too.
 TEST(Terminate, EndsALoopWithAnEmptyBody) {
-  auto session = SessionOf(R"((float x) => (float y) <bool t = {1}> {
+  auto session = EndlessSession(R"((float x) => (float y) <bool t = {1}> {
     y = Loop (, t, x) <body = b (int64 i, bool c, float v) => (bool c, float v) { }>
   })");
   EXPECT_EQ(EndedRun(*session).code(), StatusCode::kCancelled);
 }
 
 TEST(Terminate, EndsALoopWithinALoopWithinABranch) {
-  auto session = SessionOf(R"((float x) => (float y) <bool t = {1}, int64 once = {1}> {
+  auto session = EndlessSession(R"((float x) => (float y) <bool t = {1}, int64 once = {1}> {
     y = If (t) <
       then_branch = yes () => (float p) {
         p = Loop (once, t, x) <body = outer (int64 i, bool c, float v) => (bool go, float w) {
@@ -73,7 +73,7 @@ TEST(Terminate, EndsALoopWithinALoopWithinABranch) {
 }
 
 TEST(Terminate, EndsALoopWithinAScan) {
-  auto session = SessionOf(
+  auto session = EndlessSession(
       R"((float x) => (float y, float[4] all) <bool t = {1}, float[4] row = {1, 2, 3, 4}> {
     y, all = Scan <num_scan_inputs = 1, body = b (float v, float r) => (float w, float s) {
       w = Loop (, t, v) <body = inner (int64 j, bool d, float a) => (bool on, float e) { on = Identity (d) e = Add (a, r) }>
@@ -85,7 +85,7 @@ TEST(Terminate, EndsALoopWithinAScan) {
 
 // The session is as good as before.
 TEST(Terminate, LeavesTheSessionUsable) {
-  auto session = SessionOf(R"((float x) => (float y) <bool t = {1}> {
+  auto session = EndlessSession(R"((float x) => (float y) <bool t = {1}> {
     y = Loop (, t, x) <body = b (int64 i, bool c, float v) => (bool go, float w) <float one = {1}, float end = {100000}> {
       w = Add (v, one) go = Less (w, end)
     }>

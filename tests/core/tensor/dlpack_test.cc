@@ -14,8 +14,8 @@
 namespace caesura {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // A tensor of another library's, which counts how often it is deleted.
 template <typename Managed>

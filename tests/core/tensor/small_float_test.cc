@@ -39,7 +39,7 @@ TEST(SmallFloatTest, BFloat16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(float(BFloat16(std::nanf("")))));
 }
 
-class SmallFloatFormatTest : public testing::TestWithParam<SmallFloatFormat> {};
+class SmallFloatFormatTest : public ::testing::TestWithParam<SmallFloatFormat> {};
 
 TEST_P(SmallFloatFormatTest, EveryPatternRoundTrips) {
   const SmallFloatFormat format = GetParam();
@@ -56,7 +56,7 @@ TEST_P(SmallFloatFormatTest, EveryPatternRoundTrips) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, SmallFloatFormatTest,
-                         testing::Values(kE4M3FN, kE4M3FNUZ, kE5M2, kE5M2FNUZ, kE2M1));
+                         ::testing::Values(kE4M3FN, kE4M3FNUZ, kE5M2, kE5M2FNUZ, kE2M1));
 
 TEST(SmallFloatTest, SaturationAndOverflow) {
   EXPECT_EQ(SmallFloatToFloat(FloatToSmallFloat(1e6f, kE4M3FN, true), kE4M3FN), 448.0f);

@@ -13,11 +13,11 @@
 namespace caesura {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class GradientBuilder : public testing::Test {
+class GradientBuilder : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
 
@@ -96,7 +96,7 @@ TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
        "a = Gather(w, i) b = Gather(w, j) c = Add(a, b) t = Transpose<perm = [1, 0]>(w) y = "
        "MatMul(c, t)");
   const GradientGraph gradient = Differentiate({"w"}).value();
-  EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Add")));
+  EXPECT_THAT(OpTypes(gradient.nodes), Not(::testing::Contains("Add")));
   const Node* last = gradient.dxs[0]->producer();
   ASSERT_EQ(last->op_type(), "GatherGrad");
   const Node* between = last->input(3)->producer();
@@ -209,7 +209,7 @@ TEST_F(GradientBuilder, GradientsStopWhereTold) {
   options.xs = {V("x")};
   options.stop = {V("a")};
   const GradientGraph gradient = BuildGradient(*graph_, options).value();
-  EXPECT_THAT(OpTypes(gradient.nodes), Not(testing::Contains("Cos")));
+  EXPECT_THAT(OpTypes(gradient.nodes), Not(::testing::Contains("Cos")));
 }
 
 TEST_F(GradientBuilder, NoGradientPassesADetach) {

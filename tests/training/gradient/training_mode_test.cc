@@ -12,13 +12,13 @@
 namespace caesura {
 namespace {
 
-using testing::HasSubstr;
-using testing::UnorderedElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 constexpr char kStatistics[] =
     "<float[3] s = {1,1,1}, float[3] b = {0,0,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}>";
 
-class TrainingMode : public testing::Test {
+class TrainingMode : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
   void Load(const std::string& signature, const std::string& body) {

@@ -11,12 +11,12 @@
 namespace caesura {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Ints = std::vector<int64_t>;
 
-class YieldInsertion : public testing::Test {
+class YieldInsertion : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(RegisterTrainingOpSchemas().ok()); }
   void Load(const std::string& signature, const std::string& body) {

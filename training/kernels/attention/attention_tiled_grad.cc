@@ -23,8 +23,8 @@ struct KeySums {
 
   KeySums(const AttentionSpec& s, float* block) {
     Carver carver(block);
-    dk = carver.Take(RoundUp(s.total, kPanel) * RoundUp(s.q.size, kLanes));
-    dv = carver.Take(RoundUp(s.total, kPanel) * RoundUp(s.v.size, kLanes));
+    dk = carver.Take(RoundUp(s.total, kPanel) * RoundUp(s.q.size, kTileLanes));
+    dv = carver.Take(RoundUp(s.total, kPanel) * RoundUp(s.v.size, kTileLanes));
     floats = carver.taken();
   }
 };
@@ -47,8 +47,8 @@ class FloatProducts {
       : s_(task.s),
         t_(task.t),
         dtype_(task.dtype),
-        size_(RoundUp(s_.q.size, kLanes)),
-        value_size_(RoundUp(s_.v.size, kLanes)) {
+        size_(RoundUp(s_.q.size, kTileLanes)),
+        value_size_(RoundUp(s_.v.size, kTileLanes)) {
     const int64_t total = RoundUp(s_.total, kPanel);
     key_panels_ = memory.Take(total * size_);
     value_panels_ = memory.Take(total * value_size_);
@@ -146,8 +146,8 @@ class AmxProducts {
       : s_(task.s),
         d_(task.d),
         t_(task.t),
-        size_(RoundUp(s_.q.size, kLanes)),
-        value_size_(RoundUp(s_.v.size, kLanes)) {
+        size_(RoundUp(s_.q.size, kTileLanes)),
+        value_size_(RoundUp(s_.v.size, kTileLanes)) {
     const int64_t total = RoundUp(s_.total, kPanel);
     turned_keys_ = memory.TakeTiles(total, s_.q.size);
     turned_values_ = memory.TakeTiles(total, s_.v.size);
@@ -226,8 +226,8 @@ class BackwardWorker {
         dtype_(task.dtype),
         parts_(task.parts),
         products_(task, memory),
-        size_(RoundUp(spec_.q.size, kLanes)),
-        value_size_(RoundUp(spec_.v.size, kLanes)) {
+        size_(RoundUp(spec_.q.size, kTileLanes)),
+        value_size_(RoundUp(spec_.v.size, kTileLanes)) {
     dy_ = memory.Take(kQueries * value_size_);
     dq_ = memory.Take(kQueries * std::max(size_, value_size_));
     scores_ = memory.Take(kQueries * kKeys);
@@ -385,7 +385,7 @@ void StoreKeys(const Task& task, int64_t key_head, float key_scale, float* parts
     if (to == nullptr) return;
     const HeadRows rows = {&layout, layout.Head(key_head / s.k.heads, key_head % s.k.heads), 0,
                            s.total};
-    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kLanes)}, scale,
+    StoreRows(task.dtype, {const_cast<float*>(from), s.total, RoundUp(layout.size, kTileLanes)}, scale,
               rows, to);
   };
   store(sums.dk, task.d.dk, key_scale, task.t.dk);

@@ -15,14 +15,14 @@ struct DenseCopy {
 };
 
 // All that the compute function needs.
-struct Plan {
+struct DensePlan {
   ComputeFunction inner;
   size_t scratch;  // of the inner kernel
   int inputs, outputs;
   std::vector<DenseCopy> copies;
 };
 
-Status Compute(const Plan& plan, KernelContext& context) {
+Status ComputeDense(const DensePlan& plan, KernelContext& context) {
   InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const DenseCopy& c : plan.copies) {
     void* dense = context.Scratch<void>(c.scratch);
@@ -36,7 +36,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 }  // namespace
 
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
-  Plan plan{{}, 0, info.input_count(), info.output_count(), {}};
+  DensePlan plan{{}, 0, info.input_count(), info.output_count(), {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax)
     return info.Refuse("too many inputs to copy");
   for (int i = 0; i < plan.outputs; ++i) {
@@ -67,7 +67,7 @@ Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
   plan.scratch = info.BookScratch(inner.scratch_bytes());
   plan.inner = inner.TakeCompute();
   info.SetCompute(
-      [plan = std::move(plan)](KernelContext& context) { return Compute(plan, context); });
+      [plan = std::move(plan)](KernelContext& context) { return ComputeDense(plan, context); });
   return {};
 }
 

@@ -26,7 +26,7 @@ void Convert(int threads, int64_t count, const From* from, To* to) {
 }
 
 // All that the compute function needs.
-struct Plan {
+struct FloatPlan {
   ComputeFunction inner;
   size_t scratch;  // of the inner kernel
   int inputs, outputs, threads;
@@ -34,7 +34,7 @@ struct Plan {
 };
 
 template <typename Half>
-Status Compute(const Plan& plan, KernelContext& context) {
+Status ComputeInFloat(const FloatPlan& plan, KernelContext& context) {
   InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const Conversion& c : plan.widened) {
     float* wide = context.Scratch<float>(c.scratch);
@@ -56,7 +56,7 @@ Status Compute(const Plan& plan, KernelContext& context) {
 
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   DType half = DType::kUndefined;
-  Plan plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
+  FloatPlan plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax)
     return info.Refuse("too many inputs to run through float32");
   std::vector<InputInfo> inputs;
@@ -91,11 +91,11 @@ Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   plan.inner = inner.TakeCompute();
   if (half == DType::kFloat16) {
     info.SetCompute([plan = std::move(plan)](KernelContext& context) {
-      return Compute<Float16>(plan, context);
+      return ComputeInFloat<Float16>(plan, context);
     });
   } else {
     info.SetCompute([plan = std::move(plan)](KernelContext& context) {
-      return Compute<BFloat16>(plan, context);
+      return ComputeInFloat<BFloat16>(plan, context);
     });
   }
   return {};

@@ -23,8 +23,8 @@ class FloatProducts {
       : s_(s),
         dtype_(dtype),
         t_(t),
-        size_(RoundUp(s.q.size, kLanes)),
-        value_size_(RoundUp(s.v.size, kLanes)) {
+        size_(RoundUp(s.q.size, kTileLanes)),
+        value_size_(RoundUp(s.v.size, kTileLanes)) {
     panels_ = memory.Take(RoundUp(s.total, kPanel) * size_);
     values_ = memory.Take(s.total * value_size_);
     rows_ = memory.Take(kPanel * size_);
@@ -82,7 +82,7 @@ class AmxProducts {
   using Registers = tiles::Registers<Vectors64>;
 
   AmxProducts(const AttentionSpec& s, DType, const TiledAttention::Tensors& t, Carver& memory)
-      : s_(s), t_(t), value_size_(RoundUp(s.v.size, kLanes)) {
+      : s_(s), t_(t), value_size_(RoundUp(s.v.size, kTileLanes)) {
     const int64_t total = RoundUp(s.total, kPanel);
     keys_ = memory.TakeTiles(total, s.q.size);
     values_ = memory.TakeTiles(value_size_, total);
@@ -138,7 +138,7 @@ class ForwardWorker {
         dtype_(dtype),
         t_(t),
         products_(spec, dtype, t, memory),
-        value_size_(RoundUp(spec.v.size, kLanes)),
+        value_size_(RoundUp(spec.v.size, kTileLanes)),
         scores_(memory.Take(kQueries * kKeys)),
         y_(memory.Take(kQueries * value_size_)),
         floats_(memory.taken()) {}

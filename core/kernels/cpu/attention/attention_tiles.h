@@ -19,7 +19,7 @@
 
 namespace caesura::tiles {
 
-inline constexpr int64_t kLanes = 16;  // rows and columns are padded to it: the widest vector
+inline constexpr int64_t kTileLanes = 16;  // rows and columns are padded to it: the widest vector
 inline constexpr int64_t kStrip = 8;   // rows that are worked on together
 inline constexpr int64_t kPanel = 32;  // keys of a panel
 inline constexpr int64_t kQueries =
@@ -54,7 +54,7 @@ inline void MultiplyStrip(const float* a, int64_t a_step, const float* b, int64_
       MultiplyBlock<R, R::kRows, R::kVectors, kAcross>(a, a_step, b + j, b_step, depth,
                                                        AddTo<R, kAdd>{c + j, c_step});
     }
-    if (kColumns > kLanes && j < columns) {
+    if (kColumns > kTileLanes && j < columns) {
       MultiplyBlock<R, R::kRows, 1, kAcross>(a, a_step, b + j, b_step, depth,
                                              AddTo<R, kAdd>{c + j, c_step});
     }
@@ -134,8 +134,8 @@ inline void LoadPanels(DType dtype, const void* x, const HeadLayout& layout, int
 struct StripKeys {
   int64_t first = 0, last = 0;
   // In whole vectors.
-  int64_t from() const { return RoundDown(first, kLanes); }
-  int64_t to() const { return RoundUp(last, kLanes); }
+  int64_t from() const { return RoundDown(first, kTileLanes); }
+  int64_t to() const { return RoundUp(last, kTileLanes); }
   bool empty() const { return first >= last; }
   StripKeys Within(int64_t begin, int64_t end) const {
     return {std::max(first, begin), std::min(last, end)};
@@ -180,7 +180,7 @@ class Carver {
   explicit Carver(float* block) : block_(block) {}
   float* Take(int64_t count) {
     float* at = block_ == nullptr ? nullptr : block_ + taken_;
-    taken_ += RoundUp(count, kLanes);
+    taken_ += RoundUp(count, kTileLanes);
     return at;
   }
   amx::Tiles TakeTiles(int64_t lines, int64_t depth) {

@@ -106,7 +106,7 @@ T HardSwishOf(T x) {
   return x * (gate < 0 ? T{0} : gate > 1 ? T{1} : gate);
 }
 
-constexpr UnaryRow kRows[] = {
+constexpr UnaryRow kActivationRows[] = {
     {"Relu", kFloatTypes | kSignedTypes,
      CreateNumericMap<[](auto x) { return x < 0 ? decltype(x){0} : x; }>},
     {"LeakyRelu", kFloatTypes, CreateFloatOp<LeakyReluOp>},
@@ -127,6 +127,6 @@ constexpr UnaryRow kRows[] = {
 
 }  // namespace
 
-void RegisterActivation(KernelRegistry& registry) { RegisterUnaryRows(registry, kRows); }
+void RegisterActivation(KernelRegistry& registry) { RegisterUnaryRows(registry, kActivationRows); }
 
 }  // namespace caesura

@@ -69,7 +69,7 @@ Status CreateArithmetic(KernelInfo& info) {
   return IsInteger(info.InputDType(0)) ? CreateWrappingPair<fn>(info) : CreateFloatPair<fn>(info);
 }
 
-constexpr BinaryRow kRows[] = {
+constexpr BinaryRow kBinaryRows[] = {
     {"Add", kNumericTypes,
      CreateArithmetic<[](auto a, auto b) { return Wrapping(a) + Wrapping(b); }>},
     {"Sub", kNumericTypes,
@@ -83,7 +83,7 @@ constexpr BinaryRow kRows[] = {
 }  // namespace
 
 void RegisterBinary(KernelRegistry& registry) {
-  for (const BinaryRow& row : kRows) {
+  for (const BinaryRow& row : kBinaryRows) {
     registry.Add({.op_type = row.op_type,
                   .types = row.types,
                   .aliases = {MayReuse(0, 0), MayReuse(1, 0)},

@@ -6,7 +6,6 @@
 namespace caesura {
 namespace {
 
-constexpr DTypeSet kIntegers = kSignedTypes | kUnsignedTypes;
 
 // Comparisons give bools, so they never run in place: equal byte counts do not mean equal element
 // counts here.
@@ -178,10 +177,10 @@ constexpr LogicRow kLogic[] = {
     {"And", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a && b; }>},
     {"Or", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a || b; }>},
     {"Xor", {DType::kBool}, CreateBoolPair<[](bool a, bool b) { return a != b; }>},
-    {"BitwiseAnd", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a & b; }>},
-    {"BitwiseOr", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a | b; }>},
-    {"BitwiseXor", kIntegers, CreateWrappingPair<[](auto a, auto b) { return a ^ b; }>},
-    {"BitShift", kIntegers, CreateBitShift},
+    {"BitwiseAnd", kIntegerTypes, CreateWrappingPair<[](auto a, auto b) { return a & b; }>},
+    {"BitwiseOr", kIntegerTypes, CreateWrappingPair<[](auto a, auto b) { return a | b; }>},
+    {"BitwiseXor", kIntegerTypes, CreateWrappingPair<[](auto a, auto b) { return a ^ b; }>},
+    {"BitShift", kIntegerTypes, CreateBitShift},
 };
 
 }  // namespace

@@ -19,7 +19,7 @@
 namespace caesura {
 namespace {
 
-constexpr int64_t kTile = 256;
+constexpr int64_t kQuantizeTile = 256;
 
 // Which scale belongs to which element: x seen as [outer, axis, inner], scales as [outer or 1,
 // groups, inner or 1].
@@ -83,13 +83,13 @@ void ForEachTile(const Granularity& g, int threads, Fn&& fn) {
   const int64_t length = by_axis ? g.axis : whole ? g.inner : g.block;
   const bool moves = by_axis || (g.blocked && g.inner > 1);
   const int64_t rows = length == 0 ? 0 : g.outer * per_outer;
-  const int64_t tiles = std::max<int64_t>(1, (length + kTile - 1) / kTile);
-  ParallelFor(threads, rows * tiles, kParallelGrain / kTile, [&](int64_t first, int64_t last) {
+  const int64_t tiles = std::max<int64_t>(1, (length + kQuantizeTile - 1) / kQuantizeTile);
+  ParallelFor(threads, rows * tiles, kParallelGrain / kQuantizeTile, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
-      const int64_t row = t / tiles, from = t % tiles * kTile;
+      const int64_t row = t / tiles, from = t % tiles * kQuantizeTile;
       const int64_t o = row / per_outer, i = row % per_outer;
       const int64_t row_length = whole || by_axis ? length : std::min(length, g.axis - i * g.block);
-      const int64_t count = std::min(kTile, row_length - from);
+      const int64_t count = std::min(kQuantizeTile, row_length - from);
       if (count <= 0) continue;
       const int64_t start = (o * g.axis + (whole || by_axis ? i : i * g.block)) * g.inner;
       const int64_t group = whole ? i / g.block : i;
@@ -240,7 +240,7 @@ void SetQuantizeCompute(KernelInfo& info, const Granularity& g, const Parameters
     const float* scales = p.Scales(context);
     const float* zeros = p.Zeros(context);
     ForEachTile(g, threads, [&](int64_t at, int64_t count, int64_t scale, bool moves) {
-      float tile[kTile];
+      float tile[kQuantizeTile];
       DivideTile(x + at, scales + scale, moves, tile, count);
       if (precision == DType::kFloat16) RoundTile<Float16>(tile, count);
       if (precision == DType::kBFloat16) RoundTile<BFloat16>(tile, count);

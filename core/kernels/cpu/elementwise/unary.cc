@@ -102,9 +102,8 @@ Status CreateNot(KernelInfo& info) {
   return {};
 }
 
-constexpr DTypeSet kIntegers = kSignedTypes | kUnsignedTypes;
 
-constexpr UnaryRow kRows[] = {
+constexpr UnaryRow kUnaryRows[] = {
     {"Abs", kNumericTypes, CreateNumericMap<[](auto x) { return Magnitude(x); }>},
     {"Neg", kFloatTypes | kSignedTypes, CreateNumericMap<[](auto x) { return Negated(x); }>},
     {"Sign", kNumericTypes, CreateNumericMap<[](auto x) { return SignOf(x); }>},
@@ -129,13 +128,13 @@ constexpr UnaryRow kRows[] = {
     {"Round", kFloatTypes, CreateFloatMap<[](auto x) { return HalfToEven(x); }>},
     {"Shrink", kNumericTypes, CreateNumericOp<ShrinkOp>},
     {"Not", {DType::kBool}, CreateNot},
-    {"BitwiseNot", kIntegers, CreateIntegerMap<[](auto x) { return ~x; }>},
+    {"BitwiseNot", kIntegerTypes, CreateIntegerMap<[](auto x) { return ~x; }>},
 };
 
 }  // namespace
 
 void RegisterUnary(KernelRegistry& registry) {
-  RegisterUnaryRows(registry, kRows);
+  RegisterUnaryRows(registry, kUnaryRows);
   registry.Add({.op_type = "IsNaN",
                 .types = kFloatTypes | kFloat8Types,
                 .create = CreateFloatTest<IsNanOp>});

@@ -10,7 +10,7 @@
 namespace caesura {
 namespace {
 
-constexpr int64_t kTile = 1024;
+constexpr int64_t kVariadicTile = 1024;
 
 struct Operands {
   Shape output;
@@ -66,9 +66,9 @@ void SetVariadicCompute(KernelInfo& info, Operands operands, Combine combine, bo
                    mean, scale](KernelContext& context) {
     T* y = context.Output<T>(0);
     ParallelFor(threads, count, kParallelGrain, [&](int64_t part_first, int64_t part_last) {
-      A tile[kTile] = {};
-      for (int64_t first = part_first; first < part_last; first += kTile) {
-        const int64_t last = std::min(first + kTile, part_last);
+      A tile[kVariadicTile] = {};
+      for (int64_t first = part_first; first < part_last; first += kVariadicTile) {
+        const int64_t last = std::min(first + kVariadicTile, part_last);
         AccumulateTile(plans[0], context.Input<T>(0), first, last, tile, [](A, A b) { return b; });
         for (size_t i = 1; i < plans.size(); ++i) {
           AccumulateTile(plans[i], context.Input<T>(static_cast<int>(i)), first, last, tile,

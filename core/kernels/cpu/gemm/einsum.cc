@@ -29,7 +29,7 @@ struct Place {
   }
 };
 
-struct Operand {
+struct EinsumOperand {
   std::vector<EinsumDim> dims;
   Place place;
   const EinsumDim* Find(int label) const {
@@ -111,7 +111,7 @@ class Compiler {
       : info_(info), equation_(std::move(equation)) {}
 
   Result<std::vector<Step>> Compile() {
-    Operand current{equation_.operands[0], {Place::Kind::kInput, 0}};
+    EinsumOperand current{equation_.operands[0], {Place::Kind::kInput, 0}};
     for (size_t i = 1; i < equation_.operands.size(); ++i) {
       ASSIGN_OR_RETURN(current,
                        Contract(current, {equation_.operands[i], {Place::Kind::kInput, i}}, i + 1));
@@ -152,7 +152,7 @@ class Compiler {
   }
 
   // Emits a copy of `from` that keeps `kept` in this order and sums the rest.
-  Operand Copy(const Operand& from, const std::vector<EinsumDim>& kept, Place to) {
+  EinsumOperand Copy(const EinsumOperand& from, const std::vector<EinsumDim>& kept, Place to) {
     Step step{true, {kept, {}}, {}, from.place, {}, to};
     for (const EinsumDim& dim : from.dims) {
       const bool keep = std::any_of(kept.begin(), kept.end(),
@@ -160,7 +160,7 @@ class Compiler {
       if (!keep) step.copy.summed.push_back(dim);
     }
     steps_.push_back(std::move(step));
-    Operand out{kept, to};
+    EinsumOperand out{kept, to};
     SetRowMajor(out.dims);
     return out;
   }
@@ -178,7 +178,7 @@ class Compiler {
     std::vector<int> batch, rows, columns, inner;
   };
 
-  Roles Classify(const Operand& a, const Operand& b, size_t next) const {
+  Roles Classify(const EinsumOperand& a, const EinsumOperand& b, size_t next) const {
     Roles roles;
     for (const EinsumDim& dim : a.dims) {
       const bool kept = IsKept(dim.label, next);
@@ -198,8 +198,8 @@ class Compiler {
 
   // The dims of `operand` that carry `labels`, in that order. `sizes`: an operand whose dims may be
   // the larger ones.
-  static std::vector<EinsumDim> Pick(const Operand& operand, const std::vector<int>& labels,
-                                     const Operand& sizes) {
+  static std::vector<EinsumDim> Pick(const EinsumOperand& operand, const std::vector<int>& labels,
+                                     const EinsumOperand& sizes) {
     std::vector<EinsumDim> out;
     for (int label : labels) {
       EinsumDim dim = *operand.Find(label);
@@ -218,8 +218,8 @@ class Compiler {
     int64_t first_count, second_count;
     Place place;
   };
-  View MakeView(const Operand& operand, const Roles& roles, const std::vector<int>& first,
-                const std::vector<int>& second, const Operand& other) {
+  View MakeView(const EinsumOperand& operand, const Roles& roles, const std::vector<int>& first,
+                const std::vector<int>& second, const EinsumOperand& other) {
     std::vector<EinsumDim> batch = Pick(operand, roles.batch, other),
                            rows = Pick(operand, first, other),
                            columns = Pick(operand, second, other);
@@ -231,14 +231,14 @@ class Compiler {
     std::vector<EinsumDim> kept = batch;
     kept.insert(kept.end(), rows.begin(), rows.end());
     kept.insert(kept.end(), columns.begin(), columns.end());
-    const Operand copy = Copy(operand, kept, NewScratch(CountOf(kept)));
+    const EinsumOperand copy = Copy(operand, kept, NewScratch(CountOf(kept)));
     view.batch.assign(copy.dims.begin(), copy.dims.begin() + batch.size());
     view.strides = RowMajor(view.second_count);
     view.place = copy.place;
     return view;
   }
 
-  Result<Operand> Contract(Operand a, Operand b, size_t next) {
+  Result<EinsumOperand> Contract(EinsumOperand a, EinsumOperand b, size_t next) {
     Roles roles = Classify(a, b, next);
     if (!roles.rows.empty() && !equation_.output.empty() &&
         roles.rows.back() == equation_.output.back().label) {
@@ -247,7 +247,7 @@ class Compiler {
     }
     const View left = MakeView(a, roles, roles.rows, roles.inner, b);
     const View right = MakeView(b, roles, roles.inner, roles.columns, a);
-    Operand out{left.batch, {}};
+    EinsumOperand out{left.batch, {}};
     const std::vector<EinsumDim> rows = Pick(a, roles.rows, a), columns = Pick(b, roles.columns, b);
     out.dims.insert(out.dims.end(), rows.begin(), rows.end());
     out.dims.insert(out.dims.end(), columns.begin(), columns.end());

@@ -242,7 +242,7 @@ void Simplify(GemmSpec& s) {
   }
 }
 
-DnnlTensor Operand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides,
+DnnlTensor DnnlOperand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& batch_strides,
                    int64_t rows, int64_t columns, MatrixStrides strides) {
   DnnlTensor out{dtype, {}, {}};
   for (size_t d = 0; d < s.batch.size(); ++d) {
@@ -258,10 +258,10 @@ DnnlTensor Operand(const GemmSpec& s, DType dtype, const std::vector<int64_t>& b
 
 Result<DnnlCall> MakeCall(KernelInfo& info, int threads, const GemmSpec& s) {
   DnnlMatMulSpec spec;
-  spec.src = Operand(s, s.dtype, s.a_batch, s.m, s.k, s.a);
-  spec.weights = Operand(s, s.dtype, s.b_batch, s.k, s.n, s.b);
+  spec.src = DnnlOperand(s, s.dtype, s.a_batch, s.m, s.k, s.a);
+  spec.weights = DnnlOperand(s, s.dtype, s.b_batch, s.k, s.n, s.b);
   spec.weights.packed = s.packed_b;
-  spec.dst = Operand(s, s.c_dtype, s.c_batch, s.m, s.n, s.c);
+  spec.dst = DnnlOperand(s, s.c_dtype, s.c_batch, s.m, s.n, s.c);
   if (s.bias) {
     spec.bias = {s.dtype, std::vector<int64_t>(s.batch.size() + 1, 1), {}};
     spec.bias.dims.push_back(s.n);

@@ -11,7 +11,7 @@ namespace {
 using tiles::MultiplyBlock;
 
 constexpr int64_t kPanel = 32;  // columns that are worked on together
-constexpr int64_t kDepth =
+constexpr int64_t kPanelDepth =
     192;  // of a panel, at most: it stays in the L1 cache, and sums in blocks are more exact
 constexpr int64_t kFewRows = 8;
 
@@ -158,10 +158,10 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
 }
 
 template <typename R>
-inline void MultiplyRows(const GemmSpec& s, int64_t first, int64_t last, const float* a,
+inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const float* a,
                          const float* b, float* c, const float* bias, const float* addend) {
-  alignas(64) float panel[kDepth * kPanel];
-  const int64_t blocks = std::max<int64_t>(1, (s.k + kDepth - 1) / kDepth),
+  alignas(64) float panel[kPanelDepth * kPanel];
+  const int64_t blocks = std::max<int64_t>(1, (s.k + kPanelDepth - 1) / kPanelDepth),
                 even = (s.k + blocks - 1) / blocks;
   for (int64_t j = 0; j < s.n; j += kPanel) {
     const int64_t columns = std::min(kPanel, s.n - j);
@@ -199,7 +199,7 @@ void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const flo
   tiles::OnBestTiles([&](auto registers) {
     using R = decltype(registers);
     if (by_columns) MultiplyColumns<R>(s, first, last, a, b, c, bias, addend);
-    else MultiplyRows<R>(s, first, last, a, b, c, bias, addend);
+    else MultiplyTiles<R>(s, first, last, a, b, c, bias, addend);
   });
 }
 

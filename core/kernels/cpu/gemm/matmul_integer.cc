@@ -42,7 +42,7 @@ Result<Spread> MakeSpread(const KernelInfo& info, int input, int64_t matrices, i
 }
 
 // An 8-bit operand: where it is, its matrices, and how to read it less its zero point as int32.
-struct Operand {
+struct IntegerOperand {
   int input, zero_input;  // the latter is -1 where there is none
   int64_t matrices, rows, columns;
   Spread zero;
@@ -50,9 +50,9 @@ struct Operand {
   DType dtype;
 };
 
-Result<Operand> MakeOperand(KernelInfo& info, int input, int zero_input, bool along_rows) {
+Result<IntegerOperand> MakeOperand(KernelInfo& info, int input, int zero_input, bool along_rows) {
   const Shape& shape = info.InputShape(input);
-  Operand out{
+  IntegerOperand out{
       input, info.HasInput(zero_input) ? zero_input : -1, 1, 1, 1, {}, 0, info.InputDType(input)};
   if (!kByteTypes.Contains(out.dtype))
     return info.Refuse(std::string("no integer product of ") + DTypeName(out.dtype));
@@ -74,7 +74,7 @@ Result<Operand> MakeOperand(KernelInfo& info, int input, int zero_input, bool al
 }
 
 template <typename T>
-void WidenAs(const Operand& o, const T* x, const T* zero, int32_t* wide) {
+void WidenAs(const IntegerOperand& o, const T* x, const T* zero, int32_t* wide) {
   if (o.rows == 0 || o.columns == 0)
     return;  // there may be any number of matrices without elements
   for (int64_t m = 0; m < o.matrices; ++m) {
@@ -88,7 +88,7 @@ void WidenAs(const Operand& o, const T* x, const T* zero, int32_t* wide) {
   }
 }
 
-int32_t* Widen(const Operand& o, KernelContext& context) {
+int32_t* Widen(const IntegerOperand& o, KernelContext& context) {
   int32_t* wide = context.Scratch<int32_t>(o.wide);
   const void* zero = o.zero_input < 0 ? nullptr : context.Input<void>(o.zero_input);
   if (o.dtype == DType::kInt8) {
@@ -100,8 +100,8 @@ int32_t* Widen(const Operand& o, KernelContext& context) {
 }
 
 Status CreateMatMulInteger(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const Operand a, MakeOperand(info, 0, 2, true));
-  ASSIGN_OR_RETURN(const Operand b, MakeOperand(info, 1, 3, false));
+  ASSIGN_OR_RETURN(const IntegerOperand a, MakeOperand(info, 0, 2, true));
+  ASSIGN_OR_RETURN(const IntegerOperand b, MakeOperand(info, 1, 3, false));
   ASSIGN_OR_RETURN(MatMulShape product,
                    MakeMatMulShape(info, DType::kInt32, info.InputShape(0), info.InputShape(1)));
   info.SetOutput(0, DType::kInt32, std::move(product.output));
@@ -152,8 +152,8 @@ void Quantize(const Requantize& q, const int32_t* sums, KernelContext& context, 
 }
 
 Status CreateQLinearMatMul(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const Operand a, MakeOperand(info, 0, 2, true));
-  ASSIGN_OR_RETURN(const Operand b, MakeOperand(info, 3, 5, false));
+  ASSIGN_OR_RETURN(const IntegerOperand a, MakeOperand(info, 0, 2, true));
+  ASSIGN_OR_RETURN(const IntegerOperand b, MakeOperand(info, 3, 5, false));
   ASSIGN_OR_RETURN(MatMulShape product,
                    MakeMatMulShape(info, DType::kInt32, info.InputShape(0), info.InputShape(3)));
   const DType y_type = info.InputDType(7), scale_type = info.InputDType(1);

@@ -25,7 +25,7 @@ struct LinearModel {
 };
 
 // `targets` 0: as many as the coefficients make.
-Result<LinearModel> ReadModel(const KernelInfo& info, int64_t targets) {
+Result<LinearModel> ReadLinear(const KernelInfo& info, int64_t targets) {
   LinearModel model;
   ASSIGN_OR_RETURN(model.x, FeatureRowsOf(info, 0));
   ASSIGN_OR_RETURN(model.transform, ParsePostTransform(info));
@@ -52,7 +52,7 @@ Result<LinearModel> ReadModel(const KernelInfo& info, int64_t targets) {
 Status CreateLinearRegressor(KernelInfo& info) {
   const int64_t targets = info.Attr<int64_t>("targets", 1);
   if (targets < 1) return info.Invalid("targets must be positive");
-  ASSIGN_OR_RETURN(const LinearModel model, ReadModel(info, targets));
+  ASSIGN_OR_RETURN(const LinearModel model, ReadLinear(info, targets));
   info.SetOutput(0, DType::kFloat32, Shape{model.x.rows, targets});
   info.SetCompute([model, threads = info.threads()](KernelContext& context) {
     float* y = context.Output<float>(0);
@@ -67,7 +67,7 @@ Status CreateLinearRegressor(KernelInfo& info) {
 
 // One score: of two classes it speaks for the second one; of a single class, for it.
 Status CreateLinearClassifier(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const LinearModel model, ReadModel(info, 0));
+  ASSIGN_OR_RETURN(const LinearModel model, ReadLinear(info, 0));
   ASSIGN_OR_RETURN(const ClassLabels labels,
                    ClassLabels::Of(info, "classlabels_ints", "classlabels_strings"));
   const bool binary = model.targets == 1 && labels.size() == 2;

@@ -54,7 +54,7 @@ struct SvmModel {
   int64_t vector_count = 0;  // 0: linear, the coefficients are weights of features
 };
 
-Result<SvmModel> ReadModel(const KernelInfo& info, int64_t vector_count) {
+Result<SvmModel> ReadSvm(const KernelInfo& info, int64_t vector_count) {
   SvmModel model;
   ASSIGN_OR_RETURN(model.x, FeatureRowsOf(info, 0));
   ASSIGN_OR_RETURN(model.kernel, SvmKernel::Of(info));
@@ -79,7 +79,7 @@ Result<SvmModel> ReadModel(const KernelInfo& info, int64_t vector_count) {
 // --- SVMRegressor: sum of coefficient * k(x, vector) + rho; one-class models give its sign ---
 
 Status CreateSvmRegressor(KernelInfo& info) {
-  ASSIGN_OR_RETURN(SvmModel model, ReadModel(info, info.Attr<int64_t>("n_supports", 0)));
+  ASSIGN_OR_RETURN(SvmModel model, ReadSvm(info, info.Attr<int64_t>("n_supports", 0)));
   if (model.vector_count == 0) model.kernel.kind = SvmKernel::Kind::kLinear;
   const int64_t needed = model.vector_count > 0 ? model.vector_count : model.x.columns;
   if (static_cast<int64_t>(model.coefficients.size()) != needed) {
@@ -245,7 +245,7 @@ Status CreateSvmClassifier(KernelInfo& info) {
     if (count < 0 || count > INT_MAX) return info.Invalid("vectors_per_class is out of range");
     model.first.push_back(model.first.back() + count);
   }
-  ASSIGN_OR_RETURN(static_cast<SvmModel&>(model), ReadModel(info, model.first.back()));
+  ASSIGN_OR_RETURN(static_cast<SvmModel&>(model), ReadSvm(info, model.first.back()));
   ASSIGN_OR_RETURN(model.labels, ClassLabels::Of(info, "classlabels_ints", "classlabels_strings"));
   model.classes = model.labels.size();
   RETURN_IF_ERROR(CheckClassifier(info, &model));

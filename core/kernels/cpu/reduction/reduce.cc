@@ -97,7 +97,7 @@ struct ProdOp {
 };
 
 template <template <typename> class Op>
-Status Create(KernelInfo& info) {
+Status CreateReduceKernel(KernelInfo& info) {
   return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t,
                          uint64_t>(info);
 }
@@ -112,17 +112,17 @@ void RegisterReduce(KernelRegistry& registry) {
   const DTypeSet types =
       kFloatTypes | DTypeSet{DType::kInt32, DType::kInt64, DType::kUInt32, DType::kUInt64};
   registry.Add(
-      {.op_type = "ReduceSum", .types = types, .host_inputs = {1}, .create = Create<SumOp>});
+      {.op_type = "ReduceSum", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<SumOp>});
   registry.Add(
-      {.op_type = "ReduceMean", .types = types, .host_inputs = {1}, .create = Create<MeanOp>});
+      {.op_type = "ReduceMean", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<MeanOp>});
   registry.Add(
-      {.op_type = "ReduceProd", .types = types, .host_inputs = {1}, .create = Create<ProdOp>});
-  registry.Add({.op_type = "ReduceL1", .types = types, .host_inputs = {1}, .create = Create<L1Op>});
-  registry.Add({.op_type = "ReduceL2", .types = types, .host_inputs = {1}, .create = Create<L2Op>});
+      {.op_type = "ReduceProd", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<ProdOp>});
+  registry.Add({.op_type = "ReduceL1", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<L1Op>});
+  registry.Add({.op_type = "ReduceL2", .types = types, .host_inputs = {1}, .create = CreateReduceKernel<L2Op>});
   registry.Add({.op_type = "ReduceSumSquare",
                 .types = types,
                 .host_inputs = {1},
-                .create = Create<SumSquareOp>});
+                .create = CreateReduceKernel<SumSquareOp>});
   registry.Add({.op_type = "ReduceLogSum",
                 .types = kFloatTypes,
                 .host_inputs = {1},

@@ -45,7 +45,7 @@ template <typename T>
 using MinOp = ExtremeOp<T, false>;
 
 template <template <typename> class Op>
-Status Create(KernelInfo& info) {
+Status CreateExtreme(KernelInfo& info) {
   return CreateReduction<Op, float, double, Float16, BFloat16, int32_t, int64_t, uint32_t, uint64_t,
                          int8_t, uint8_t, int16_t, uint16_t, bool>(info);
 }
@@ -109,9 +109,9 @@ Status CreateLogSumExp(KernelInfo& info) {
 void RegisterReduceExtreme(KernelRegistry& registry) {
   const DTypeSet types = kNumericTypes | DTypeSet{DType::kBool};
   registry.Add(
-      {.op_type = "ReduceMax", .types = types, .host_inputs = {1}, .create = Create<MaxOp>});
+      {.op_type = "ReduceMax", .types = types, .host_inputs = {1}, .create = CreateExtreme<MaxOp>});
   registry.Add(
-      {.op_type = "ReduceMin", .types = types, .host_inputs = {1}, .create = Create<MinOp>});
+      {.op_type = "ReduceMin", .types = types, .host_inputs = {1}, .create = CreateExtreme<MinOp>});
   registry.Add({.op_type = "ReduceLogSumExp",
                 .types = kFloatTypes,
                 .host_inputs = {1},

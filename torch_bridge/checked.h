@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAESURA_TORCH_BRIDGE_CHECKED_H_
+#define CAESURA_TORCH_BRIDGE_CHECKED_H_
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "core/base/status.h"
+
+namespace caesura::torch {
+
+// Returns what `result` holds. A failure becomes the exception that callers of LibTorch expect
+// (c10::Error).
+template <typename T>
+T Checked(Result<T> result) {
+  TORCH_CHECK(result.ok(), result.status().message());
+  return *std::move(result);
+}
+
+}  // namespace caesura::torch
+
+#endif  // CAESURA_TORCH_BRIDGE_CHECKED_H_
