@@ -120,7 +120,7 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
 
 Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value) {
   if (value.dtype() != DType::kFloat32 && value.dtype() != DType::kFloat64) {
-    return InvalidArgument("mean over tokens: expected a loss of float32 or float64, got " +
+    return InvalidArgument(std::string("mean over tokens: expected a loss of float32 or float64, got ") +
                            DTypeName(value.dtype()));
   }
   LossWriter w(graph);

@@ -114,7 +114,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   const bool is_ordered = options.logical_shards > 0;
   if (options.exchange_dtype != DType::kUndefined) {
     if (options.exchange_dtype != DType::kBFloat16)
-      return InvalidArgument("exchange_dtype: expected bfloat16 or none, got " +
+      return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
                              DTypeName(options.exchange_dtype));
     if (is_ordered)
       return Unsupported(

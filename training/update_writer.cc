@@ -133,6 +133,9 @@ void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<
       options_.logical_shards > 0
           ? graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}))
           : Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
+  const char* names[] = {"caesura.loss", "caesura.count"};
+  for (size_t t = 0; t < totals.size(); ++t)  // first: whole state comes before parts of it
+    *totals[t] = Accumulated(names[t], *totals[t], place, updates);
   for (Bucket& bucket : buckets_) {
     const std::string& name = program_.shards[bucket.shard].name;
     bucket.gradient = Accumulated(name, bucket.gradient, place, updates);
@@ -142,9 +145,6 @@ void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<
     gradients[i]->set_type(parameter->type());
     gradients[i] = Accumulated(parameter->name(), gradients[i], place, updates);
   }
-  const char* names[] = {"caesura.loss", "caesura.count"};
-  for (size_t t = 0; t < totals.size(); ++t)
-    *totals[t] = Accumulated(names[t], *totals[t], place, updates);
 }
 
 std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {

@@ -223,7 +223,7 @@ TEST(Ranks, OtherSequenceLengthsOnEachRank) {
 
 // Every second target of the first rows is ignored, and in row 0 all of them.
 NamedValues WithIgnored(NamedValues batch, const char* target) {
-  Tensor& all = batch.find(target)->second.tensor();
+  const Tensor all = batch.at(target).tensor();
   const int64_t row = all.elements() / all.shape()[0];
   for (int64_t e = 0; e < all.elements() / 2; ++e) {
     if (e < row || e % 2 == 0) all.data<int64_t>()[e] = -100;
@@ -266,7 +266,7 @@ TEST_P(MeanOverTokens, IsThatOfTheWholeBatch) {
           options.shard = one.shard;
           options.logical_shards = one.logical_shards;
         });
-        double difference = 0;
+        bool is_near = true, is_far = false;
         for (int u = 0; u < kSteps; ++u) {
           const NamedValues batch = WithIgnored(model.batch(100 + u), target);
           Result<double> loss = 0.0;
@@ -275,13 +275,15 @@ TEST_P(MeanOverTokens, IsThatOfTheWholeBatch) {
             loss = session->Step(RowsOf(batch, part * rows, (part + 1) * rows));
             ASSERT_TRUE(loss.ok()) << loss.status().ToString();
           }
-          difference = std::max(difference, std::abs(session->update_loss() / losses[u] - 1));
+          const double error = std::abs(session->update_loss() / losses[u] - 1);
+          is_near &= error <= 1e-5;
+          is_far |= !(error <= 1e-3);  // NaN where a row has no token
         }
         if (mean == MeanOver::kTokens) {
-          EXPECT_LE(difference, 1e-5);
+          EXPECT_TRUE(is_near);
           ExpectClose(ParametersOf(*session), want, 1e-5);
         } else {
-          EXPECT_FALSE(difference <= 1e-3);  // NaN where a row has no token
+          EXPECT_TRUE(is_far);
         }
       });
     }
@@ -351,8 +353,8 @@ TEST(Ranks, ExchangeGradientsInBFloat16) {
         const double a = parts[0][i].tensor().data<float>()[e];
         const double b = parts[1][i].tensor().data<float>()[e];
         const double value = got.data<float>()[e];
-        // Each part is rounded to 8 bits, and so is the sum: 2^-9 of each.
-        EXPECT_LE(std::abs(value - (a + b) / 2), 1.01 / 256 * (std::abs(a) + std::abs(b)) / 2);
+        // Each part is rounded to 8 bits, and so is the sum: 2^-8 of each.
+        EXPECT_LE(std::abs(value - (a + b) / 2), 1.01 / 128 * (std::abs(a) + std::abs(b)) / 2);
         other += std::abs(value - (a + b) / 2) > 1e-6 * std::abs(a + b);
       }
     }

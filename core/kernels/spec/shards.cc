@@ -222,28 +222,23 @@ Status CreateAllGatherWait(KernelInfo& info) {
 }  // namespace
 
 void RegisterShards(KernelRegistry& registry) {
-  const auto add = [&](const char* op_type, KernelFactory create) {
+  const auto add = [&](const char* op_type, KernelFactory create,
+                       std::vector<int> contiguous_inputs = {}) {
     registry.Add({.op_type = op_type,
                   .domain = kCaesuraDomain,
                   .types = kFloatTypes,
+                  .contiguous_inputs = std::move(contiguous_inputs),
+                  .contiguous_alignment = kBufferAlignment,
                   .deterministic = false,
                   .create = create});
   };
   add("ReduceScatterStart", CreateReduceScatterStart);
+  add("ReduceScatterWait", CreateReduceScatterWait, {-2});
   add("OrderedSumStart", CreateOrderedSumStart);
+  add("OrderedSumWait", CreateOrderedSumWait, {-2});
   add("OwnPart", CreateOwnPart);
   add("AllGatherStart", CreateAllGatherStart);
   add("AllGatherWait", CreateAllGatherWait);
-  for (const auto& [op_type, create] : {std::pair{"ReduceScatterWait", CreateReduceScatterWait},
-                                        std::pair{"OrderedSumWait", CreateOrderedSumWait}}) {
-    registry.Add({.op_type = op_type,
-                  .domain = kCaesuraDomain,
-                  .types = kFloatTypes,
-                  .contiguous_inputs = {-2},
-                  .contiguous_alignment = kBufferAlignment,
-                  .deterministic = false,
-                  .create = create});
-  }
 }
 
 }  // namespace caesura
