@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """compile_step() and TrainingSession as ranks of one run on Gloo: the step exchanges gradients itself."""
 
+import copy
 import ctypes
 import os
 import pathlib
@@ -139,7 +140,7 @@ def tokens(rank):
     step = caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), mean_over="tokens")
     optimizer = _sgd(eager.parameters())
     for i in range(6):
-        batches = [_batch(Gpt, 0, i), _batch(Gpt, 1, i, length=4 + 2 * (i % 3))]
+        batches = [tuple(t.clone() for t in _batch(Gpt, r, i, length=(16, 4 + 2 * (i % 3))[r])) for r in range(2)]
         for r, (_, targets) in enumerate(batches):
             targets[:, :1 + 2 * r] = -100  # not counted
         loss = step(*batches[rank])
@@ -154,7 +155,8 @@ def tokens(rank):
         if a.shape == (96,):  # attention's bias: that of the keys has no gradient but rounding errors
             a, b = (t.detach().view(3, 32)[::2] for t in (a, b))
         assert (a - b).abs().max() <= 1e-5 * a.abs().max()
-    other = caesura.compile_step(nn.Linear(4, 4), nn.functional.mse_loss, _sgd(ours.parameters()), mean_over="tokens")
+    linear = nn.Linear(4, 4)
+    other = caesura.compile_step(linear, nn.functional.mse_loss, _sgd(linear.parameters()), mean_over="tokens")
     with pytest.raises((ValueError, caesura.StepRefused), match="is no mean cross entropy"):
         other(torch.ones(2, 4), torch.ones(2, 4))
     with pytest.raises(ValueError, match="needs accumulation_steps=1, got 2"):
@@ -167,8 +169,10 @@ def compressed(rank):
     plain, ours = (_compiled(Net, rank, 20, _sgd, exchange_dtype=dtype) for dtype in (None, "bf16"))
     same_on_all_ranks(ours[1])
     assert not torch.equal(plain[1][0], ours[1][0])
-    for a, b in zip(plain[1], ours[1], strict=True):
-        assert (a - b).abs().max() <= 1e-2 * a.abs().max()
+    first = [_compiled(Net, rank, 1, _sgd, exchange_dtype=dtype)[1] for dtype in (None, "bf16")]
+    for a, b, start in zip(*first, Net().parameters(), strict=True):
+        # Two roundings of 2^-8 each, where the ranks' gradients are up to twice as large as their mean.
+        assert 0 < (a - b).abs().max() <= 2**-6 * (a - start).abs().max()
     torch.testing.assert_close(ours[0], plain[0], rtol=5e-3, atol=0)
     with pytest.raises(ValueError, match="exchange_dtype is 'bf16' or None, got 'fp8'"):
         caesura.compile_step(Net(), nn.functional.cross_entropy, _sgd(Net().parameters()), exchange_dtype="fp8")
@@ -176,7 +180,7 @@ def compressed(rank):
 
 
 def _state(optimizer):
-    return [value for state in optimizer.state_dict()["state"].values() for _, value in sorted(state.items())]
+    return [value for _, state in sorted(optimizer.state_dict()["state"].items()) for _, value in sorted(state.items())]
 
 
 def _divided(rank, optimizer_of, shard, accumulate, alone):
@@ -189,7 +193,7 @@ def _divided(rank, optimizer_of, shard, accumulate, alone):
     whole = len(_state(optimizer))
     step.gather_state()
     assert len(_state(optimizer)) > whole if shard else len(_state(optimizer)) == whole
-    state = optimizer.state_dict()
+    state = copy.deepcopy(optimizer.state_dict())
     taken = [t.clone() for t in _state(optimizer)]
     losses += [step(*_batch(Gpt, rank, i)) for i in (6, 7)]  # takes its parts again
     assert len(_state(optimizer)) == whole
