@@ -78,17 +78,66 @@ std::vector<std::vector<int>> CollectiveWriter::Buckets(const std::vector<Value*
   return buckets;
 }
 
-void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+std::vector<std::vector<Value**>> CollectiveWriter::BucketsByDType(
+    const std::vector<Value**>& values, int64_t bucket_bytes) const {
   std::vector<Value*> current;
   std::vector<int> kinds;
   for (Value** value : values) {
     current.push_back(*value);
     kinds.push_back(static_cast<int>((*value)->dtype()));
   }
+  std::vector<std::vector<Value**>> buckets;
   for (const auto& indices : Buckets(current, kinds, bucket_bytes)) {
-    std::vector<Value**> bucket;
-    for (const int i : indices) bucket.push_back(values[i]);
-    Exchange("all_reduce", bucket);
+    buckets.emplace_back();
+    for (const int i : indices) buckets.back().push_back(values[i]);
+  }
+  return buckets;
+}
+
+void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+  for (const auto& bucket : BucketsByDType(values, bucket_bytes)) Exchange("all_reduce", bucket);
+}
+
+Node* CollectiveWriter::StartBlock(const char* op_type, const std::vector<Value*>& bucket,
+                                   const BucketLayout& layout, int64_t first) {
+  const DType dtype = bucket.front()->dtype();
+  const int count = layout.tensors();
+  Node* start =
+      Add(op_type, bucket, {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
+  start->output(0)->set_type(ValueType::Tensor(dtype, Shape{first}));
+  for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(bucket[i]->type());
+  start->output(1 + count)->set_type(
+      ValueType::Tensor(dtype, Shape{layout.all() - layout.padding_offset()}));
+  return start;
+}
+
+void CollectiveWriter::OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes,
+                                  int ranks) {
+  const auto buckets = BucketsByDType(values, bucket_bytes);
+  std::vector<const Node*> starts;
+  for (const auto& bucket : buckets) {
+    std::vector<Value*> inputs;
+    std::vector<int64_t> elements;
+    for (Value** value : bucket) {
+      inputs.push_back(*value);
+      elements.push_back(BytesOf(**value) / static_cast<int64_t>(DTypeSize((*value)->dtype())));
+    }
+    const BucketLayout layout(std::move(elements), inputs.front()->dtype(), ranks);
+    starts.push_back(StartBlock("OrderedSumStart", inputs, layout, layout.all()));
+  }
+  // After all starts: each wait starts a collective, too.
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    const int count = static_cast<int>(buckets[b].size());
+    const Node* wait = Add("OrderedSumWait", starts[b]->outputs(),
+                           {{"number", starts[b]->Attr<int64_t>("number", 0)},
+                            {"ranks", starts[b]->Attr<int64_t>("ranks", 0)}},
+                           count + 1);
+    wait->output(count)->set_type(starts[b]->output(0)->type());
+    for (int i = 0; i < count; ++i) {
+      wait->output(i)->set_type((*buckets[b][i])->type());
+      *buckets[b][i] = wait->output(i);
+      awaited_.push_back(wait->output(i));
+    }
   }
 }
 
@@ -104,16 +153,7 @@ std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vecto
   };
   for (size_t b = 0; b < buckets.size(); ++b) {
     if (under_way != nullptr) wait();
-    const BucketLayout& layout = layouts[b];
-    const DType dtype = buckets[b].front()->dtype();
-    const int count = layout.tensors();
-    Node* start = Add("ReduceScatterStart", buckets[b],
-                      {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
-    start->output(0)->set_type(ValueType::Tensor(dtype, Shape{layout.part()}));
-    for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(buckets[b][i]->type());
-    start->output(1 + count)->set_type(
-        ValueType::Tensor(dtype, Shape{layout.all() - layout.padding_offset()}));
-    under_way = start;
+    under_way = StartBlock("ReduceScatterStart", buckets[b], layouts[b], layouts[b].part());
   }
   if (under_way != nullptr) wait();
   awaited_.insert(awaited_.end(), parts.begin(), parts.end());
@@ -163,7 +203,16 @@ namespace {
 bool StartsCollective(const Node& node) {
   return node.Is("CollectiveStart", kTrainingDomain) ||
          node.Is("ReduceScatterStart", kTrainingDomain) ||
-         node.Is("AllGatherStart", kTrainingDomain);
+         node.Is("OrderedSumStart", kTrainingDomain) ||
+         node.Is("OrderedSumWait", kTrainingDomain) || node.Is("AllGatherStart", kTrainingDomain);
+}
+
+// True if the node prepares a gradient for its exchange.
+bool PreparesCollective(const Node& node) {
+  if (node.Is("AccumulatedSum", kTrainingDomain) || node.Is("PairwiseSum", kTrainingDomain))
+    return true;
+  return node.Is("Cast") && !node.output(0)->uses().empty() &&
+         StartsCollective(*node.output(0)->uses().front().node);
 }
 
 // A node's key is the position of the node that it shall stand after; nodes of one key keep their
@@ -179,7 +228,7 @@ class CollectiveOrderPass : public Pass {
     for (const auto& node : graph.nodes()) {
       int& key = keys.at(node.get());
       const bool starts = StartsCollective(*node);
-      if (starts || node->Is("AccumulatedSum", kTrainingDomain)) {
+      if (starts || PreparesCollective(*node)) {
         key = starts ? last_start : 0;
         for (const Value* input : node->inputs()) {
           if (input->producer() != nullptr) key = std::max(key, keys.at(input->producer()));

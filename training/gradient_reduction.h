@@ -12,6 +12,11 @@
 //   AgreeToCommit, OwnPart(bucket 0), its update, AllGatherStart(bucket 0), OwnPart(bucket 1), its
 //   update, AllGatherWait(bucket 0) ...
 //
+// Ordered sums have the same bits at any number of ranks:
+//
+//   OrderedSumStart(bucket 0) ... OrderedSumStart(bucket 1), OrderedSumWait(bucket 0),
+//   OrderedSumWait(bucket 1), AgreeToCommit, updates
+//
 // Buckets follow from the graph only, never from the sizes of a run's feeds: ranks with other
 // sequence lengths start the same collectives in the same order.
 #ifndef CAESURA_TRAINING_GRADIENT_REDUCTION_H_
@@ -43,6 +48,8 @@ class CollectiveWriter {
   // Replaces the values by their sums over all ranks, in buckets of one dtype. REQUIRES: float
   // tensors of known shapes.
   void AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
+  // Likewise by sums of a fixed order among `ranks` ranks, a binary tree.
+  void OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes, int ranks);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
   // Each rank's parts of the buckets' sums. One bucket is exchanged while the next one is filled.
@@ -58,7 +65,13 @@ class CollectiveWriter {
   Value* Agreed(Value* value);
 
  private:
+  // The values in buckets of one dtype.
+  std::vector<std::vector<Value**>> BucketsByDType(const std::vector<Value**>& values,
+                                                   int64_t bucket_bytes) const;
   void Exchange(const char* kind, const std::vector<Value**>& bucket);
+  // A node whose outputs are one tensor of `first` elements, then the bucket's block.
+  Node* StartBlock(const char* op_type, const std::vector<Value*>& bucket,
+                   const BucketLayout& layout, int64_t first);
   Node* Add(const char* op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
             int outputs);
 

@@ -60,6 +60,18 @@ Value* CrossEntropy(LossWriter& w, Value* scores, Value* target, const Loss& los
               {{"ignore_index", loss.ignore_index}, {"reduction", std::string("mean")}});
 }
 
+// The node whose mean the loss is, each target counting alike; null: it is another loss.
+const Node* CrossEntropyOf(const Value& loss) {
+  const Node* node = loss.producer();
+  while (node != nullptr && (node->Is("Identity") || node->Is("Reshape") || node->Is("Squeeze")))
+    node = node->input(0)->producer();
+  if (node == nullptr) return nullptr;
+  const bool is_mean =
+      (node->Is("SoftmaxCrossEntropyLoss") || node->Is("NegativeLogLikelihoodLoss")) &&
+      node->Attr<std::string>("reduction", "mean") == "mean";
+  return is_mean && node->inputs().size() == 2 ? node : nullptr;
+}
+
 ValueType TargetType(const Value& prediction, const Loss& loss) {
   if (loss.kind != Loss::Kind::kCrossEntropy) return prediction.type();
   ValueType type = ValueType::Tensor(DType::kInt64);
@@ -104,6 +116,37 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
   }
   RETURN_IF_ERROR(w.status().WithPrefix("loss: "));
   return result;
+}
+
+Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value) {
+  if (value.dtype() != DType::kFloat32 && value.dtype() != DType::kFloat64) {
+    return InvalidArgument(
+        std::string("mean over tokens: expected a loss of float32 or float64, got ") +
+        DTypeName(value.dtype()));
+  }
+  LossWriter w(graph);
+  const AttributeMap cast = {{"to", static_cast<int64_t>(value.dtype())}};
+  Value* count = nullptr;
+  if (const Node* mean = CrossEntropyOf(value); mean != nullptr) {
+    Value* target = w.Op("Cast", {mean->input(1)}, {{"to", static_cast<int64_t>(DType::kInt64)}});
+    if (!mean->HasAttribute("ignore_index")) {
+      count = w.Op("Cast", {w.Op("Size", {target})}, cast);
+    } else {
+      Value* ignored = graph.AddInitializer(
+          "loss_ignored", Tensor::Scalar<int64_t>(mean->Attr<int64_t>("ignore_index", 0)));
+      Value* counts = w.Op("Not", {w.Op("Equal", {target, ignored})});
+      count = w.Op("ReduceSum", {w.Op("Cast", {counts}, cast)}, {{"keepdims", int64_t{0}}});
+    }
+  } else if (loss.kind == Loss::Kind::kOutput) {
+    return InvalidArgument("mean over tokens: the model's own loss '" + value.name() +
+                           "' is no mean cross entropy without class weights, so the number of "
+                           "tokens that it counts is not known");
+  } else {
+    ASSIGN_OR_RETURN(Value * prediction, FindPrediction(graph, loss));
+    count = w.Op("Cast", {w.Op("Size", {prediction})}, cast);
+  }
+  RETURN_IF_ERROR(w.status().WithPrefix("mean over tokens: "));
+  return count;
 }
 
 }  // namespace caesura

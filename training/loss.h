@@ -40,6 +40,12 @@ struct Loss {
 // Adds the loss's nodes and its target input; the result is a scalar value of the graph.
 Result<Value*> AddLoss(Graph& graph, const Loss& loss);
 
+// The number of elements that the loss is the mean of, as a scalar of the loss's dtype: of cross
+// entropy the targets that do not have the ignored class. kInvalidArgument for a loss of the
+// model's own that is no mean cross entropy, and for half types, which cannot count. REQUIRES:
+// `value` is AddLoss's, and the model's outputs are those of then.
+Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value);
+
 }  // namespace caesura
 
 #endif  // CAESURA_TRAINING_LOSS_H_

@@ -32,6 +32,14 @@ Value* BeforeUpdates(Graph& graph, Value* value) {
   return copy->output(0);
 }
 
+// What the loss's gradient is: count * scale.
+Value* SeedOf(Graph& graph, Value* count, Value* scale) {
+  if (scale == nullptr) return count;
+  Node* node = graph.AddOp("Mul", {count, scale});
+  node->output(0)->set_type(count->type());
+  return node->output(0);
+}
+
 }  // namespace
 
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names) {
@@ -60,9 +68,16 @@ Result<DType> PrecisionByName(const std::string& name) {
   return InvalidArgument("precision '" + name + "' is none of fp32, bf16, fp16");
 }
 
+Result<MeanOver> MeanOverByName(const std::string& name) {
+  if (name == "batches") return MeanOver::kBatches;
+  if (name == "tokens") return MeanOver::kTokens;
+  return InvalidArgument("mean_over '" + name + "' is none of batches, tokens");
+}
+
 bool IsProgramInput(const std::string& name) {
-  const std::string own[] = {kLearningRateInput,   kCoefficientsInput, kStepInput,     kResetInput,
-                             kGradientFactorInput, kLossScaleInput,    kRankShareInput};
+  const std::string own[] = {kLearningRateInput, kCoefficientsInput, kStepInput,
+                             kResetInput,        kMicroStepInput,    kGradientFactorInput,
+                             kLossScaleInput,    kRankShareInput};
   return std::find(std::begin(own), std::end(own), name) != std::end(own);
 }
 
@@ -95,17 +110,48 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
         "a micro-step that the others do");
   }
-  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options));
+  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
+  const bool is_ordered = options.logical_shards > 0;
+  if (options.exchange_dtype != DType::kUndefined) {
+    if (options.exchange_dtype != DType::kBFloat16)
+      return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
+                             DTypeName(options.exchange_dtype));
+    if (is_ordered)
+      return Unsupported(
+          "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
+          "on the number of ranks; logical_shards needs none");
+    if (options.shard_ranks > 0)
+      return Unsupported(
+          "exchange_dtype: the parts of divided state are exchanged in their own "
+          "dtype; expected shard 0");
+  }
+  if (is_ordered && (options.keep_gradients || options.refuse_nonfinite)) {
+    return Unsupported(
+        "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
+        "(refuse_nonfinite)");
+  }
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
   ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics, SwitchToTraining(graph));
+  if (is_ordered && !statistics.empty()) {
+    return Unsupported("logical_shards: the running statistics ('" +
+                       statistics.front().target->name() +
+                       "') are those of one rank's batches, so they depend on the number of ranks");
+  }
   ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
   GradientOptions gradient_options;
   Value* loss_scale = nullptr;
   if (options.scales_loss())
     loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
-  gradient_options.ys = {{loss, loss_scale}};
+  // A batch alone needs no count: its loss is the mean already.
+  const bool counts =
+      options.mean_over == MeanOver::kTokens && (has_ranks || options.accumulation_steps != 1);
+  Value* count = nullptr;
+  if (counts) {
+    ASSIGN_OR_RETURN(count, AddLossCount(graph, options.loss, *loss));
+  }
+  gradient_options.ys = {{loss, count == nullptr ? loss_scale : SeedOf(graph, count, loss_scale)}};
   for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
   ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
 
@@ -123,11 +169,20 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
     left.push_back(BeforeUpdates(graph, statistic.value));
   UpdateWriter writer(graph, options, program);
   if (loss_scale != nullptr) writer.Unscale(loss_scale);
-  if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, loss);
+  Value* sum = counts ? writer.Weighted(loss, count) : loss;
+  std::vector<Value**> totals = {&sum};
+  if (counts) totals.push_back(&count);
+  const bool sums_losses = counts || is_ordered;  // over micro-steps, too
+  if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, sum);
   const bool by_parts = options.shard_ranks > 0 && options.shard_accumulators;
   if (by_parts) writer.ReduceParts(gradients);
-  if (options.accumulation_steps != 1) writer.Accumulate(gradients, has_ranks && with_update);
-  if (has_ranks && with_update) writer.Reduce(gradients, &loss, left);
+  if (options.accumulation_steps != 1) {
+    writer.Accumulate(gradients, sums_losses ? totals : std::vector<Value**>(), with_update);
+  }
+  if (has_ranks && with_update) writer.Reduce(gradients, totals, left);
+  if (counts) writer.DivideBy(count);
+  if (with_update && sums_losses) loss = writer.MeanLoss(sum);
+  else if (with_update && has_ranks) loss = writer.MeanLossOfRanks(sum);
   if (options.refuse_nonfinite && has_ranks) writer.RequireFinite(gradients, loss);
   graph.AddOutput(BeforeUpdates(graph, loss));
   for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));

@@ -24,6 +24,13 @@ enum class CommitMode {
                   // that fails in the middle is lost, and says so
 };
 
+// The mean that an update goes by, where several micro-steps or ranks have a batch each.
+enum class MeanOver {
+  kBatches,  // each batch counts alike, whatever its size
+  kTokens,   // each element that a loss is the mean of counts alike (AddLossCount): of cross
+             // entropy the targets that are not ignored
+};
+
 // The options of a training step: loss, optimizer, parameter groups, clipping, accumulation and
 // precision. BuildStepProgram refuses combinations that it cannot do.
 struct StepOptions : TrainableOptions {
@@ -38,6 +45,7 @@ struct StepOptions : TrainableOptions {
   // Micro-steps to one update; their mean gradient counts. 0: the caller decides
   // (TrainingSession::Accumulate).
   int accumulation_steps = 1;
+  MeanOver mean_over = MeanOver::kBatches;
   CommitMode commit = CommitMode::kLate;
   // A step whose loss or gradients are not finite fails before it has written anything. Reads all
   // gradients once more, unless they are clipped. Needs kLate, and no scaled loss, which has a rule
@@ -60,6 +68,17 @@ struct StepOptions : TrainableOptions {
   // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
   // its parts only.
   bool shard_accumulators = false;
+  // kBFloat16: the ranks exchange gradients in it, half the bytes of float32. They are rounded to
+  // it, and so are their sums (docs/guides/step_ranks.md). kUndefined: in their own dtype.
+  DType exchange_dtype = DType::kUndefined;
+  // The micro-batches of an update on all ranks together, whose gradients are summed in an order
+  // that is the same at any number of ranks. accumulation_steps of them are this rank's. 0: any
+  // order.
+  int logical_shards = 0;
+  // With shard_ranks: the parameters of each bucket, as another session that trains the same ones
+  // has them (TrainingSession::shards): then the two may share their state. Empty: buckets follow
+  // from the order in which gradients are ready.
+  std::vector<std::vector<std::string>> shard_buckets;
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
@@ -69,6 +88,8 @@ struct StepOptions : TrainableOptions {
   bool scales_loss() const { return precision == DType::kFloat16; }
 };
 
+// Of "batches" or "tokens".
+Result<MeanOver> MeanOverByName(const std::string& name);
 // The dtype of "fp32", "bf16" or "fp16".
 Result<DType> PrecisionByName(const std::string& name);
 
@@ -79,6 +100,8 @@ inline constexpr char kCoefficientsInput[] =
 inline constexpr char kStepInput[] = "caesura.step";  // int64 scalar, counts updates from 1
 inline constexpr char kResetInput[] =
     "caesura.reset";  // bool scalar: the first micro-step of an update
+inline constexpr char kMicroStepInput[] =
+    "caesura.micro_step";  // int64 scalar, of an update from 0 on; with logical_shards
 // float64 scalar, what the accumulated gradients are multiplied with; where the caller decides when
 // to update.
 inline constexpr char kGradientFactorInput[] = "caesura.gradient_factor";
@@ -92,7 +115,8 @@ bool IsProgramInput(const std::string& name);
 
 // A training step as one graph, and the parameters that it reads and writes. The caller owns both.
 struct StepProgram {
-  // Outputs: the loss (not scaled; the mean over all ranks, where there are others), then the
+  // Outputs: the loss (not scaled; of a program that updates the mean over all ranks, where there
+  // are others; with logical_shards or MeanOver::kTokens over all micro-steps, too), then the
   // outputs and the gradients that are kept; then, where the loss is scaled and the program
   // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;

@@ -60,6 +60,7 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
 Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   RETURN_IF_ERROR(options_.schedule.Check());
+  RETURN_IF_ERROR(DivideLogicalShards());
   RETURN_IF_ERROR(CheckFailurePolicy());
   if (options_.step.accumulation_steps < 0) {
     return InvalidArgument("accumulation_steps: expected 0 (the caller decides) or more, got " +
@@ -78,6 +79,7 @@ Status TrainingSession::Prepare(Model model) {
   program_feeds_ = {{kLearningRateInput, Tensor::Scalar<double>(0)},
                     {kStepInput, Tensor::Scalar<int64_t>(0)},
                     {kResetInput, Tensor::Scalar<bool>(false)},
+                    {kMicroStepInput, Tensor::Scalar<int64_t>(0)},
                     {kGradientFactorInput, Tensor::Scalar<double>(1)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)},
                     {kRankShareInput, Tensor::Scalar<double>(1)}};
@@ -119,6 +121,8 @@ Status TrainingSession::MakePrograms() {
   if (options_.failures.action == OnFailure::kRetryInParts) {
     StepOptions parts = options_.step;
     parts.accumulation_steps = 0;
+    parts.logical_shards = 0;
+    parts.mean_over = MeanOver::kBatches;
     ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true));
     ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false));
   }
@@ -258,6 +262,7 @@ const NamedValues& TrainingSession::ProgramFeeds(int64_t accumulated) {
   set(kLearningRateInput, learning_rate());
   set(kStepInput, updates_ + 1);
   set(kResetInput, accumulated == 0);
+  set(kMicroStepInput, accumulated);
   set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated + 1));
   set(kLossScaleInput, scaler_.scale());
   set(kRankShareInput, 1.0 / ranks());
@@ -314,7 +319,7 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   ASSIGN_OR_RETURN(
       std::vector<RuntimeValue> bound,
       BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
-  RunOptions run = MakeRun(static_cast<uint64_t>(micro_steps_));
+  RunOptions run = MakeRun(static_cast<uint64_t>(RandomStep()));
   if (const auto seed = std::exchange(next_seed_, std::nullopt)) {
     run.seed = *seed;
     run.step = 0;
@@ -376,7 +381,10 @@ Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
   loss_sum_ += loss;
   ++losses_;
   if (updates) {
-    update_loss_ = std::exchange(loss_sum_, 0) / static_cast<double>(std::exchange(losses_, 0));
+    const double mean =
+        std::exchange(loss_sum_, 0) / static_cast<double>(std::exchange(losses_, 0));
+    const bool is_mean_of_all = ordered() || options_.step.mean_over == MeanOver::kTokens;
+    update_loss_ = is_mean_of_all ? loss : mean;
     const double rate = AppliedRate();
     if (!skipped) curves_.Add(++updates_, update_loss_, rate);
   }

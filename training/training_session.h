@@ -80,6 +80,13 @@ struct TrainingOptions {
   // 2: with accumulation each also accumulates its own parts of the gradients only, which all
   // micro-steps exchange.
   int shard = 0;
+  // Ordered sums (docs/guides/step_ranks.md): the batch of an update is divided into so many
+  // logical shards, each of them the feeds of one Step. Rank r of N takes the shards
+  // [r, r + 1) * logical_shards / N, one after the other; the last one updates. Losses of updates,
+  // parameters and random numbers then have the same bits at any N, for the same number of threads
+  // and feeds of the same shapes. logical_shards / N is a whole number, and a power of two where
+  // N > 1; accumulation_steps stays 1. 0: sums have any order.
+  int logical_shards = 0;
 };
 
 // Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
@@ -119,10 +126,10 @@ class TrainingSession {
   // it fails when no scale is small enough.
   //
   // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
-  // over the ranks. A step that fails with kRankFailure, or only on this rank, has changed nothing
-  // here, and ends the communicator: the others' step fails likewise. A suspension is agreed: after
-  // the step in which a rank is asked to suspend, Step fails with kSuspended on all ranks before it
-  // begins.
+  // over the ranks; with logical_shards it is the mean of all shards, on one rank, too. A step that
+  // fails with kRankFailure, or only on this rank, has changed nothing here, and ends the
+  // communicator: the others' step fails likewise. A suspension is agreed: after the step in which
+  // a rank is asked to suspend, Step fails with kSuspended on all ranks before it begins.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
   // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
   // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
@@ -227,6 +234,8 @@ class TrainingSession {
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
+  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
+  const std::vector<ParameterShard>& shards() const { return shards_; }
   // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory MemoryOfRank() const;
 
@@ -320,6 +329,12 @@ class TrainingSession {
   // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
   // of feeds may differ.
   uint64_t RankFingerprint() const;
+  // Decides the number of micro-steps of an update from TrainingOptions::logical_shards; refuses
+  // options under which sums would depend on the number of ranks.
+  Status DivideLogicalShards();
+  bool ordered() const { return options_.logical_shards > 0; }
+  // The counter of the random streams of this rank's next step.
+  int64_t RandomStep() const;
   // Decides where the programs' collectives run: in the memory that the communicator exchanges.
   Status PlaceCollectives();
   // Refuses ranks with other programs, then takes the parameters, state and position of the rank
@@ -334,6 +349,10 @@ class TrainingSession {
   }
   // --- training_session_shards.cc ---
   bool sharded() const { return !shards_.empty(); }
+  // True for the sum of gradients of the micro-steps so far.
+  bool IsAccumulator(int parameter) const {
+    return parameters_.name(parameter).rfind("accumulator.", 0) == 0;
+  }
   // Entries of parameters_ that are whole on each rank; those after them are parts of state.
   int WholeParameters() const;
   Status CheckShardOption() const;
@@ -388,7 +407,7 @@ class TrainingSession {
   WaitingStep waiting_;
   double learning_rate_ = 0;
   int64_t updates_ = 0;
-  int64_t micro_steps_ = 0;  // since the session began: the random streams' counter
+  int64_t micro_steps_ = 0;  // of this rank since the session began (RandomStep)
   std::optional<uint64_t> next_seed_;
   TrainingCurves curves_;
   double update_loss_ = 0;

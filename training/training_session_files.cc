@@ -22,6 +22,7 @@ constexpr char kLossScale[] = "session.loss_scale";  // these two where the loss
 constexpr char kGoodSteps[] = "session.good_steps";
 constexpr char kLossSum[] = "session.loss_sum";  // these two between the micro-steps of an update
 constexpr char kLosses[] = "session.losses";
+constexpr char kLogicalShards[] = "session.logical_shards";    // where sums are ordered
 constexpr char kWaitingUpdates[] = "session.waiting_updates";  // whether the step that waits does
 constexpr char kCallerPrefix[] = "caller.";
 
@@ -32,8 +33,13 @@ Status TrainingSession::Save(const std::string& path,
   if (parameters_inconsistent_)
     return InvalidArgument(
         "a lost step left parameters half updated: there is nothing worth saving");
+  if (ordered() && ranks() > 1 && accumulated() > 0) {
+    return Unsupported("logical_shards: '" + path +
+                       "' is to be saved after an update; now each rank has gradients of its own");
+  }
   Checkpoint checkpoint;
   for (int i = 0; i < WholeParameters(); ++i) {
+    if (ordered() && accumulated() == 0 && IsAccumulator(i)) continue;  // nothing is in it
     auto& part = i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     ASSIGN_OR_RETURN(part[parameters_.name(i)],
                      ToHost(parameters_.tensor(i), fallback_->providers()));
@@ -45,6 +51,12 @@ Status TrainingSession::Save(const std::string& path,
     checkpoint.properties[kCallerPrefix + name] = std::move(property);
   checkpoint.properties[kUpdates] = updates_;
   checkpoint.properties[kMicroSteps] = micro_steps_;
+  if (ordered()) {  // of all ranks
+    const int64_t own = options_.step.accumulation_steps;
+    checkpoint.properties[kMicroSteps] =
+        micro_steps_ / own * options_.logical_shards + micro_steps_ % own;
+    checkpoint.properties[kLogicalShards] = int64_t{options_.logical_shards};
+  }
   if (options_.step.accumulation_steps == 0) checkpoint.properties[kAccumulated] = accumulated_;
   checkpoint.properties[kLearningRate] = learning_rate_;
   checkpoint.properties[kSeed] = static_cast<int64_t>(options_.seed);
@@ -77,7 +89,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     const std::string& path) try {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
   ASSIGN_OR_RETURN(const int64_t updates, checkpoint.Get<int64_t>(kUpdates));
-  ASSIGN_OR_RETURN(const int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
+  ASSIGN_OR_RETURN(int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
   ASSIGN_OR_RETURN(const double learning_rate, checkpoint.Get<double>(kLearningRate));
   ASSIGN_OR_RETURN(const int64_t seed, checkpoint.Get<int64_t>(kSeed));
   int64_t accumulated = 0;
@@ -99,7 +111,26 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   // Everything is compared before anything is written.
   std::vector<const Tensor*> found;
   std::string wrong;
+  int64_t logical_shards = 0;
+  if (checkpoint.properties.count(kLogicalShards)) {
+    ASSIGN_OR_RETURN(logical_shards, checkpoint.Get<int64_t>(kLogicalShards));
+  }
+  bool has_sums = true;
+  if (logical_shards != options_.logical_shards) {
+    wrong += "\n  it is of a run with logical_shards = " + std::to_string(logical_shards) +
+             ", the session has " + std::to_string(options_.logical_shards);
+  } else if (ordered()) {
+    const int64_t own = options_.step.accumulation_steps, left = micro_steps % logical_shards;
+    has_sums = left != 0;
+    if (has_sums && ranks() > 1)
+      wrong += "\n  it has the accumulated gradients of one rank, which several cannot divide";
+    micro_steps = micro_steps / logical_shards * own + left;
+  }
   for (int i = 0; i < WholeParameters(); ++i) {
+    if (!has_sums && IsAccumulator(i)) {
+      found.push_back(nullptr);  // stays as it is
+      continue;
+    }
     const auto& part =
         i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
     auto it = part.find(parameters_.name(i));
@@ -142,6 +173,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
   }
   for (int i = 0; i < WholeParameters(); ++i) {
+    if (found[i] == nullptr) continue;
     const Status copied = CopyElements(*found[i], parameters_.tensor(i), providers);
     parameters_inconsistent_ |= !copied.ok();  // a device has failed
     RETURN_IF_ERROR(copied);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training session among other ranks: how it joins them, and how it leaves.
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <vector>
 
@@ -28,6 +29,42 @@ uint64_t TrainingSession::RankFingerprint() const {
     hash.Mix(parameters_.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
   }
   return hash.value();
+}
+
+Status TrainingSession::DivideLogicalShards() {
+  const int shards = options_.logical_shards;
+  options_.step.logical_shards = shards;
+  if (shards == 0) return {};
+  const std::string given = "logical_shards = " + std::to_string(shards) + ": ";
+  if (shards < 0) return InvalidArgument(given + "expected 0 (any order of sums) or more");
+  if (options_.step.accumulation_steps != 1) {
+    return InvalidArgument(given +
+                           "the micro-steps of an update follow from it; expected "
+                           "accumulation_steps 1, got " +
+                           std::to_string(options_.step.accumulation_steps));
+  }
+  const int own = shards / ranks();
+  if (shards % ranks() != 0 || (ranks() > 1 && !std::has_single_bit(static_cast<unsigned>(own)))) {
+    return InvalidArgument(given + "expected " + std::to_string(ranks()) +
+                           " ranks times a power of two: each rank sums its own shards in pairs");
+  }
+  options_.step.accumulation_steps = own;
+  if (ranks() == 1) return {};
+  if (options_.shard > 0) {
+    return Unsupported(given + "sums over ranks that keep parts of the state (shard = " +
+                       std::to_string(options_.shard) + ") have no fixed order; expected shard 0");
+  }
+  if (communicator()->device().is_host()) return {};
+  return Unsupported(given + "ordered sums are made in host memory, but '" +
+                     communicator()->name() + "' exchanges that of " +
+                     communicator()->device().ToString());
+}
+
+int64_t TrainingSession::RandomStep() const {
+  if (!ordered()) return micro_steps_;
+  const int64_t own = options_.step.accumulation_steps;  // logical shards of an update
+  const int64_t rank = communicator() == nullptr ? 0 : communicator()->rank();
+  return micro_steps_ / own * options_.logical_shards + rank * own + micro_steps_ % own;
 }
 
 Status TrainingSession::PlaceCollectives() {
@@ -147,6 +184,12 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
         std::to_string(others) +
         " and Restore the last checkpoint, which any number of ranks reads");
   }
+  if (ordered() && others != ranks()) {
+    return InvalidArgument("the " + std::to_string(options_.logical_shards) +
+                           " logical shards are divided among " + std::to_string(ranks()) +
+                           " ranks: Save, make a session for " + std::to_string(others) +
+                           " and Restore there");
+  }
   options_.communicator = std::move(communicator);
   if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());
   ranks_suspend_ = false;
@@ -180,9 +223,10 @@ Status TrainingSession::BeginAmongRanks(RunOptions* run) {
   if (suspend_at_ != INT_MAX)
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
   if (deadline_ && Clock::now() >= *deadline_) *suspend_ = true;
-  // Each rank draws random numbers of its own.
-  run->seed =
-      run->seed.value_or(0) + static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
+  if (!ordered()) {  // each rank draws random numbers of its own
+    run->seed = run->seed.value_or(0) +
+                static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
+  }
   collectives_ = std::make_shared<RunCollectives>(*options_.communicator, RankTimeout(), suspend_);
   collectives_->Share(loss_sum_);
   run->collectives = collectives_;

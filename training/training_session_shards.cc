@@ -50,11 +50,12 @@ RankMemory TrainingSession::MemoryOfRank() const {
   size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
   for (int i = 0; i < parameters_.size(); ++i) {
     const size_t bytes = parameters_.tensor(i).bytes();
-    const bool is_accumulator = parameters_.name(i).rfind("accumulator.", 0) == 0;
     if (i < trained_ + statistics_) memory.parameters += bytes;
-    else if (is_accumulator) memory.gradients += bytes;
+    else if (IsAccumulator(i)) memory.gradients += bytes;
     else memory.optimizer_state += bytes;
-    if (i < trained_ && !sharded()) memory.gradients += bytes;
+    // An ordered sum takes room for the parts of all ranks.
+    const size_t copies = sharded() ? 0 : ordered() && ranks() > 1 ? 2 : 1;
+    if (i < trained_) memory.gradients += copies * bytes;
   }
   for (const ParameterShard& shard : shards_) {
     const size_t size = DTypeSize(shard.dtype);

@@ -2,6 +2,7 @@
 #include "training/update_writer.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "core/base/names.h"
@@ -65,45 +66,84 @@ Value* UpdateWriter::Times(Value* value, Value* factor) {
 
 Value* UpdateWriter::Handed(Value* gradient) {
   if (inverse_scale_ != nullptr) gradient = Times(gradient, inverse_scale_);
+  if (mean_factor_ != nullptr) return Times(gradient, mean_factor_);
   return rank_share_ == nullptr ? gradient : Times(gradient, rank_share_);
 }
 
-void UpdateWriter::Reduce(std::vector<Value*>& gradients, Value** loss,
+Value* UpdateWriter::Weighted(Value* loss, Value* count) {
+  Value* zero = As(Constant(0), loss->dtype());
+  Value* is_none = Op("Equal", {count, zero}, ValueType::Tensor(DType::kBool, Shape{}));
+  Value* product = Op("Mul", {loss, count}, loss->type());
+  return Op("Where", {is_none, zero, product}, loss->type());
+}
+
+void UpdateWriter::DivideBy(Value* count) {
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  mean_factor_ = Op("Reciprocal", {As(count, DType::kFloat64)}, wide);
+}
+
+void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
                           std::vector<Value*>& statistics) {
-  rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
-  std::vector<Value**> summed = {loss}, left;
+  std::vector<Value**> summed = totals, left;
+  std::vector<DType> own;
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
+    own.push_back(gradients[i]->dtype());
+    if (options_.exchange_dtype != DType::kUndefined)
+      gradients[i] = As(gradients[i], options_.exchange_dtype);
     if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
   }
+  if (options_.logical_shards > 0) {
+    collectives_.OrderedSum(summed, options_.bucket_bytes,
+                            options_.logical_shards / options_.accumulation_steps);
+    return;
+  }
+  rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   for (Value*& statistic : statistics) left.push_back(&statistic);
   collectives_.AllReduce(summed, options_.bucket_bytes);
   if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
-  *loss = Times(*loss, rank_share_);
+  for (int i = 0; i < program_.trained; ++i) {
+    if (gradients[i]->dtype() != own[i]) gradients[i] = As(gradients[i], own[i]);
+  }
 }
 
-Value* UpdateWriter::Accumulated(const std::string& name, Value* gradient, Value* reset,
-                                 bool apart) {
+Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* place,
+                                 bool updates) {
+  const bool in_pairs = options_.logical_shards > 0;
   std::vector<int64_t> dims;
-  for (const Dim& dim : *gradient->type().shape) dims.push_back(dim.value);
-  Value* buffer = State("accumulator", name, Shape(dims), gradient->dtype());
-  Node* node =
-      Act(apart ? "AccumulatedSum" : "InPlaceAccumulator", {buffer, gradient, reset}, {}, 1);
-  node->output(0)->set_type(gradient->type());
+  if (in_pairs) dims.push_back(std::bit_width(unsigned(options_.accumulation_steps - 1)));
+  for (const Dim& dim : *value->type().shape) dims.push_back(dim.value);
+  Value* buffer = State("accumulator", name, Shape(dims), value->dtype());
+  if (in_pairs && !updates) {
+    Node* node = Act("PairwiseAccumulator", {buffer, value, place}, {}, 1);
+    node->output(0)->set_type(buffer->type());
+    return value;
+  }
+  const bool apart = updates && options_.bucket_bytes > 0;
+  const char* op_type = in_pairs ? "PairwiseSum" : apart ? "AccumulatedSum" : "InPlaceAccumulator";
+  Node* node = Act(op_type, {buffer, value, place}, {}, 1);
+  node->output(0)->set_type(value->type());
   return node->output(0);
 }
 
-void UpdateWriter::Accumulate(std::vector<Value*>& gradients, bool apart) {
-  Value* reset = Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
+void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
+                              bool updates) {
+  Value* place =
+      options_.logical_shards > 0
+          ? graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}))
+          : Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
+  const char* names[] = {"caesura.loss", "caesura.count"};
+  for (size_t t = 0; t < totals.size(); ++t)  // first: whole state comes before parts of it
+    *totals[t] = Accumulated(names[t], *totals[t], place, updates);
   for (Bucket& bucket : buckets_) {
     const std::string& name = program_.shards[bucket.shard].name;
-    bucket.gradient = Accumulated(name, bucket.gradient, reset, apart);
+    bucket.gradient = Accumulated(name, bucket.gradient, place, updates);
   }
   for (int i = 0; i < program_.trained && buckets_.empty(); ++i) {
     const Value* parameter = graph_.FindValue(program_.parameters[i]);
     gradients[i]->set_type(parameter->type());
-    gradients[i] = Accumulated(parameter->name(), gradients[i], reset, apart);
+    gradients[i] = Accumulated(parameter->name(), gradients[i], place, updates);
   }
 }
 
@@ -156,15 +196,21 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
   return As(Op("Sqrt", {square}, wide), dtype);
 }
 
+Value* UpdateWriter::MeanFactor() {
+  if (mean_factor_ != nullptr) return mean_factor_;
+  if (options_.accumulation_steps == 0)
+    return graph_.AddInput(kGradientFactorInput, ValueType::Tensor(DType::kFloat64, Shape{}));
+  const int count =
+      options_.logical_shards > 0 ? options_.logical_shards : options_.accumulation_steps;
+  return graph_.AddInitializer("caesura.gradient_factor", Tensor::Scalar<double>(1.0 / count));
+}
+
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
-  Value* factor =
-      options_.accumulation_steps == 0
-          ? graph_.AddInput(kGradientFactorInput, wide)
-          : graph_.AddInitializer("caesura.gradient_factor",
-                                  Tensor::Scalar<double>(1.0 / options_.accumulation_steps));
+  Value* factor = MeanFactor();
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
-  if (rank_share_ != nullptr) factor = Op("Mul", {factor, rank_share_}, wide);
+  if (rank_share_ != nullptr && mean_factor_ == nullptr)
+    factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
   Value* norm = is_known ? norm_ : Norm(gradients);
@@ -242,7 +288,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
-  if (rank_share_ != nullptr) step = collectives_.Agreed(step);
+  if (options_.bucket_bytes > 0) step = collectives_.Agreed(step);
   if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   if (buckets_.empty()) {
@@ -254,7 +300,19 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
 
 // --- sharded state ---
 
-Status UpdateWriter::CheckSharding(const StepOptions& options) {
+Status UpdateWriter::CheckSharding(const StepOptions& options,
+                                   const std::vector<std::string>& trainable) {
+  std::vector<std::string> given, own = trainable;
+  for (const auto& bucket : options.shard_buckets)
+    given.insert(given.end(), bucket.begin(), bucket.end());
+  std::sort(given.begin(), given.end());
+  std::sort(own.begin(), own.end());
+  if (!given.empty() && given != own) {
+    return Unsupported(
+        "shard: a step of divided state trains the same parameters always; expected " +
+        std::to_string(given.size()) + " of them, got " + std::to_string(own.size()) +
+        " or others");
+  }
   std::vector<Optimizer> optimizers = {options.optimizer};
   for (const ParameterGroup& group : options.groups)
     optimizers.push_back(ForGroup(options.optimizer, group));
@@ -274,6 +332,17 @@ Status UpdateWriter::CheckSharding(const StepOptions& options) {
       "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
 }
 
+std::vector<std::vector<int>> UpdateWriter::GivenBuckets() const {
+  std::map<std::string, int> index;
+  for (int i = 0; i < program_.trained; ++i) index.emplace(program_.parameters[i], i);
+  std::vector<std::vector<int>> buckets;
+  for (const auto& names : options_.shard_buckets) {
+    buckets.emplace_back();
+    for (const std::string& name : names) buckets.back().push_back(index.at(name));
+  }
+  return buckets;
+}
+
 void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   const std::vector<Group> groups = Groups();
   std::vector<Value*> trained(gradients.begin(), gradients.begin() + program_.trained);
@@ -285,7 +354,10 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   }
   std::vector<std::vector<Value*>> values;
   std::vector<BucketLayout> layouts;
-  for (const auto& indices : collectives_.Buckets(trained, kinds, options_.bucket_bytes)) {
+  const auto buckets = options_.shard_buckets.empty()
+                           ? collectives_.Buckets(trained, kinds, options_.bucket_bytes)
+                           : GivenBuckets();
+  for (const auto& indices : buckets) {
     Group group = groups[kinds[indices.front()]];
     group.members = indices;
     std::vector<std::string> names;

@@ -18,7 +18,8 @@ class UpdateWriter {
       : graph_(graph), options_(options), program_(program) {}
 
   // kUnsupported where the options do not allow that each rank updates its part of a bucket only.
-  static Status CheckSharding(const StepOptions& options);
+  static Status CheckSharding(const StepOptions& options,
+                              const std::vector<std::string>& trainable);
 
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
@@ -29,13 +30,22 @@ class UpdateWriter {
   Value* Handed(Value* gradient);
   // Leaves this rank its parts of the sums of the gradients over all ranks, for the calls below.
   void ReduceParts(const std::vector<Value*>& gradients);
-  // Adds the gradients to those of earlier micro-steps. `apart`: the sums are no part of what
-  // later steps read, as the step ends with an update.
-  void Accumulate(std::vector<Value*>& gradients, bool apart);
-  // Sums the gradients over all ranks (with StepOptions::shard_ranks each rank's parts of them),
-  // takes the mean of their losses, and rank 0's statistics. Update's writes then wait until all
-  // ranks have them. To be called before it.
-  void Reduce(std::vector<Value*>& gradients, Value** loss, std::vector<Value*>& statistics);
+  // `loss` times the `count` of elements that it is the mean of; 0 where there are none.
+  Value* Weighted(Value* loss, Value* count);
+  // Adds the gradients and `totals`, a loss and maybe a count, to those of earlier micro-steps. The
+  // sums of a step that `updates` are no part of what later ones read.
+  void Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals, bool updates);
+  // Sums the gradients (with StepOptions::shard_ranks each rank's parts of them) and `totals` over
+  // all ranks, and takes rank 0's statistics. Update's writes then wait until all ranks have them.
+  // To be called before it.
+  void Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
+              std::vector<Value*>& statistics);
+  // From here on sums are divided by `count`, instead of by the number of micro-steps and ranks.
+  void DivideBy(Value* count);
+  // The mean loss, of a sum over all micro-steps and ranks.
+  Value* MeanLoss(Value* sum) { return Times(sum, MeanFactor()); }
+  // Likewise of a sum over ranks.
+  Value* MeanLossOfRanks(Value* sum) { return Times(sum, rank_share_); }
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
 
@@ -52,10 +62,15 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
-  // The sum of a gradient and those of earlier micro-steps.
-  Value* Accumulated(const std::string& name, Value* gradient, Value* reset, bool apart);
+  // The sum of a value and those of earlier micro-steps. `place`: whether, or with logical shards
+  // where, the micro-step stands in its update. A sum in pairs is there at the last one only;
+  // before it this is the value.
+  Value* Accumulated(const std::string& name, Value* value, Value* place, bool updates);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
+  // A float64 scalar that makes a sum of micro-steps' gradients their mean; of all ranks' where
+  // there is no rank_share_.
+  Value* MeanFactor();
   // `value`, once what RequireFinite was given is known to be finite.
   Value* Checked(Value* value);
   // A tensor that an update op changes, and the name that its state goes by.
@@ -72,6 +87,8 @@ class UpdateWriter {
     Value* gradient;  // of the rank's part
   };
   std::vector<Group> Groups() const;
+  // Indices of trained parameters in the buckets of StepOptions::shard_buckets.
+  std::vector<std::vector<int>> GivenBuckets() const;
   // The global norm; of buckets, over the parts of all ranks.
   Value* Norm(const std::vector<Value*>& gradients);
   Value* Scale(const std::vector<Value*>& gradients);
@@ -107,7 +124,8 @@ class UpdateWriter {
   const StepOptions& options_;
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
-  Value* rank_share_ = nullptr;     // where several ranks sum their gradients
+  Value* rank_share_ = nullptr;     // where the mean goes over ranks
+  Value* mean_factor_ = nullptr;    // where it goes over counted elements
   CollectiveWriter collectives_{graph_, options_.collective_provider};
   std::vector<Bucket> buckets_;
   Value* norm_ = nullptr;  // of the gradients, where they must be finite

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """compile_step() and TrainingSession as ranks of one run on Gloo: the step exchanges gradients itself."""
 
+import copy
 import ctypes
 import os
 import pathlib
 import signal
 import time
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -132,6 +134,102 @@ def lengths(rank):
     return True
 
 
+def tokens(rank):
+    """Ranks with other numbers of tokens: each token counts alike, as in one process with all of them."""
+    ours, eager = Gpt(), Gpt()
+    step = caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), mean_over="tokens")
+    optimizer = _sgd(eager.parameters())
+    for i in range(6):
+        batches = [tuple(t.clone() for t in _batch(Gpt, r, i, length=(16, 4 + 2 * (i % 3))[r])) for r in range(2)]
+        for r, (_, targets) in enumerate(batches):
+            targets[:, :1 + 2 * r] = -100  # not counted
+        loss = step(*batches[rank])
+        sums = [nn.functional.cross_entropy(eager(x), targets, reduction="sum") for x, targets in batches]
+        expected = sum(sums) / sum(int((targets != -100).sum()) for _, targets in batches)
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
+    same_on_all_ranks(ours.parameters())
+    for a, b in zip(eager.parameters(), ours.parameters(), strict=True):
+        if a.shape == (96,):  # attention's bias: that of the keys has no gradient but rounding errors
+            a, b = (t.detach().view(3, 32)[::2] for t in (a, b))
+        assert (a - b).abs().max() <= 1e-5 * a.abs().max()
+    linear = nn.Linear(4, 4)
+    other = caesura.compile_step(linear, nn.functional.mse_loss, _sgd(linear.parameters()), mean_over="tokens")
+    with pytest.raises((ValueError, caesura.StepRefused), match="is no mean cross entropy"):
+        other(torch.ones(2, 4), torch.ones(2, 4))
+    with pytest.raises(ValueError, match="needs accumulation_steps=1, got 2"):
+        caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), mean_over="tokens", accumulation_steps=2)
+    return True
+
+
+def compressed(rank):
+    """Gradients that are exchanged in bfloat16: near those that are not, and the same on all ranks."""
+    plain, ours = (_compiled(Net, rank, 20, _sgd, exchange_dtype=dtype) for dtype in (None, "bf16"))
+    same_on_all_ranks(ours[1])
+    assert not torch.equal(plain[1][0], ours[1][0])
+    first = [_compiled(Net, rank, 1, _sgd, exchange_dtype=dtype)[1] for dtype in (None, "bf16")]
+    for a, b, start in zip(*first, Net().parameters(), strict=True):
+        # Two roundings of 2^-8 each, where the ranks' gradients are up to twice as large as their mean.
+        assert 0 < (a - b).abs().max() <= 2**-6 * (a - start).abs().max()
+    torch.testing.assert_close(ours[0], plain[0], rtol=5e-3, atol=0)
+    with pytest.raises(ValueError, match="exchange_dtype is 'bf16' or None, got 'fp8'"):
+        caesura.compile_step(Net(), nn.functional.cross_entropy, _sgd(Net().parameters()), exchange_dtype="fp8")
+    return True
+
+
+def _state(optimizer):
+    return [value for _, state in sorted(optimizer.state_dict()["state"].items()) for _, value in sorted(state.items())]
+
+
+def _divided(rank, optimizer_of, shard, accumulate, alone):
+    """Six calls with two shapes, so two programs; then two calls of a new step that loads the state, and that has no other
+    ranks if `alone`."""
+    module = Gpt()
+    optimizer = optimizer_of(module.parameters())
+    step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, shard=shard, accumulation_steps=accumulate)
+    losses = [step(*_batch(Gpt, rank, i, length=(16, 8)[i % 2])) for i in range(6)]
+    whole = len(_state(optimizer))
+    step.gather_state()
+    assert len(_state(optimizer)) > whole if shard else len(_state(optimizer)) == whole
+    state = copy.deepcopy(optimizer.state_dict())
+    taken = [t.clone() for t in _state(optimizer)]
+    losses += [step(*_batch(Gpt, rank, i)) for i in (6, 7)]  # takes its parts again
+    assert len(_state(optimizer)) == whole
+    if shard:
+        held = sum(t.numel() for t in step.ranks.shards._parts.values())
+        assert held <= sum(t.numel() for t in taken) / 2 + 4096
+    same_on_all_ranks(module.parameters())
+    later = Gpt()
+    optimizer = optimizer_of(later.parameters())
+    optimizer.load_state_dict(state)
+    step = caesura.compile_step(later, nn.functional.cross_entropy, optimizer, shard=shard, process_group=alone)
+    losses += [step(*_batch(Gpt, 0 if alone else rank, i)) for i in (6, 7)]
+    return [*losses, *module.parameters(), *taken, *later.parameters()]
+
+
+def divided(rank):
+    """Divided optimizer state gives what whole state gives, bit for bit: a sum of two has one order."""
+    groups = [dist.new_group([r]) for r in range(2)]
+    for optimizer_of, accumulate, alone in ((_adamw, 1, None), (_sgd, 1, None), (_adamw, 2, groups[rank])):
+        whole, parts = (_divided(rank, optimizer_of, shard, accumulate, alone) for shard in (0, 1))
+        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True)), (optimizer_of, accumulate)
+    net = Net()
+    step = caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=1)
+    step(*_batch(Net, rank, 0))
+    with pytest.raises(ValueError, match="the part of a rank that was lost is gone"):
+        step.regroup(groups[rank])
+    with pytest.raises(ValueError, match="shard=2 needs accumulation_steps=1"):
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=2, accumulation_steps=2)
+    with pytest.raises(ValueError, match="fully_shard"):
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=3)
+    whole = torch.optim.NAdam(net.parameters())
+    with pytest.raises(caesura.StepRefused, match="belongs to whole parameters"):
+        caesura.compile_step(net, nn.functional.cross_entropy, whole, shard=1)(*_batch(Net, rank, 0))
+    return True
+
+
 def begins_alike(rank):
     module = Net()
     if rank == 1:
@@ -226,6 +324,21 @@ def shards(rank, path):
     return True
 
 
+def ordered(rank, path, folder, shards=4, updates=20):
+    """One rank and all ranks give the same bits, with dropout: of each, the hash of losses and parameters is compared."""
+    world = dist.get_world_size()
+    session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, clip_norm=0.1, seed=7, threads=1,
+                                      logical_shards=shards)
+    own, losses = shards // world, []
+    for update in range(updates):
+        for shard in range(rank * own, (rank + 1) * own):
+            loss = session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, shard, update)))))
+        losses.append(loss)
+    assert session.updates == updates
+    numpy.savez(pathlib.Path(folder) / f"{world}_{rank}.npz", losses=losses, **session.parameters())
+    return True
+
+
 def suite(rank):
     """The checks that every communicator passes (tests/core/distributed/communicator_suite.h)."""
     torch_kernels.load()
@@ -295,7 +408,8 @@ def suspends(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, begins_alike, masks, refusals, suite, suspends], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, divided, begins_alike, masks, refusals, suite, suspends],
+                         ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
 
@@ -313,6 +427,28 @@ def test_sessions(tmp_path):
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
     for body in (sessions, shards):
         run_ranks(2, body, str(tmp_path / "net.onnx"))
+
+
+def test_ordered_sums(tmp_path):
+    from onnx import helper, numpy_helper, save, TensorProto
+    random = torch.Generator().manual_seed(1)
+    weights = {"w": torch.randn(64, 32, generator=random) / 8, "v": torch.randn(32, 8, generator=random) / 4}
+    constants = {"rate": numpy.float32(0.25), "on": numpy.bool_(True)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["a"]),
+             helper.make_node("Dropout", ["a", "rate", "on"], ["d"]), helper.make_node("MatMul", ["d", "v"], ["y"])]
+    graph = helper.make_graph(nodes, "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+                              [numpy_helper.from_array(numpy.asarray(value), name)
+                               for name, value in (*((n, w.numpy()) for n, w in weights.items()), *constants.items())])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "net.onnx")
+    for world in (1, 2, 4):
+        run_ranks(world, ordered, str(tmp_path / "net.onnx"), str(tmp_path))
+    one = numpy.load(tmp_path / "1_0.npz")
+    assert len(set(one["losses"])) == 20 and "w" in one
+    for world in (2, 4):
+        for rank in range(world):
+            ours = numpy.load(tmp_path / f"{world}_{rank}.npz")
+            assert all(numpy.array_equal(ours[name], one[name]) for name in one), f"rank {rank} of {world}"
 
 
 def test_survivors_go_on():

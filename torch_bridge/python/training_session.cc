@@ -102,6 +102,18 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
       options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
   if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
+  if (arguments.contains("shard_buckets")) {
+    options.step.shard_buckets =
+        nb::cast<std::vector<std::vector<std::string>>>(get("shard_buckets"));
+  }
+  if (arguments.contains("mean_over"))
+    options.step.mean_over = Unwrap(MeanOverByName(nb::cast<std::string>(get("mean_over"))));
+  if (arguments.contains("exchange_dtype") && !get("exchange_dtype").is_none()) {
+    options.step.exchange_dtype =
+        Unwrap(PrecisionByName(nb::cast<std::string>(get("exchange_dtype"))));
+  }
+  if (arguments.contains("logical_shards"))
+    options.logical_shards = nb::cast<int>(get("logical_shards"));
   if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
@@ -129,6 +141,27 @@ struct SuspendOn {
   std::vector<int> signals;
   std::unique_ptr<SuspendOnSignals> handlers = nullptr;
 };
+
+// The buckets of divided state: their names, members and states, where each member begins in the
+// block, and the pieces of members that lie in this rank's part: (member, first, last, place).
+nb::list ShardsOf(const TrainingSession& session) {
+  nb::list out;
+  for (const ParameterShard& shard : session.shards()) {
+    std::vector<int64_t> offsets;
+    for (int i = 0; i < shard.layout.tensors(); ++i) offsets.push_back(shard.layout.offset(i));
+    std::vector<std::tuple<int, int64_t, int64_t, int64_t>> pieces;
+    for (const BucketLayout::Piece& piece : shard.layout.Pieces(session.communicator()->rank()))
+      pieces.emplace_back(piece.tensor, piece.first, piece.last, piece.at);
+    nb::dict bucket;
+    bucket["name"] = shard.name;
+    bucket["members"] = shard.members;
+    bucket["states"] = shard.states;
+    bucket["offsets"] = offsets;
+    bucket["pieces"] = pieces;
+    out.append(bucket);
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -311,6 +344,7 @@ void BindTraining(nb::module_& m) {
                      out["optimizer_state"] = memory.optimizer_state;
                      return out;
                    })
+      .def_prop_ro("shards", &ShardsOf)
       .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
       .def_prop_rw("learning_rate", &TrainingSession::learning_rate,
                    &TrainingSession::set_learning_rate)

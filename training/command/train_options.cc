@@ -134,6 +134,23 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->check(CLI::Range(0, 3))
       ->capture_default_str()
       ->group(group);
+  app.add_option("--mean-over", o->mean_over,
+                 "The mean that an update of several batches goes by: of the batches, or of all "
+                 "tokens that the loss counts")
+      ->check(CLI::IsMember({"batches", "tokens"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--exchange-dtype", o->exchange_dtype,
+                 "bf16: processes exchange gradients rounded to it, half the bytes; by default as "
+                 "they are")
+      ->check(CLI::IsMember({"bf16"}))
+      ->group(group);
+  app.add_option("--logical-shards", o->logical_shards,
+                 "Divide each batch into so many parts, whose gradients are summed in one order: "
+                 "any number of processes then trains to the same bits; 0: any order")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
@@ -354,6 +371,10 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   ASSIGN_OR_RETURN(out.schedule, NamedSchedule(options.schedule, total, options.warmup));
   ASSIGN_OR_RETURN(out.step.precision, PrecisionByName(options.precision));
   out.step.clip_norm = options.clip;
+  ASSIGN_OR_RETURN(out.step.mean_over, MeanOverByName(options.mean_over));
+  if (!options.exchange_dtype.empty()) {
+    ASSIGN_OR_RETURN(out.step.exchange_dtype, PrecisionByName(options.exchange_dtype));
+  }
   out.step.accumulation_steps = options.accumulate;
   out.step.trainable = options.trainable;
   out.step.frozen = options.frozen;
@@ -364,6 +385,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
   out.shard = options.shard;
+  out.logical_shards = options.logical_shards;
   out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }

@@ -45,7 +45,8 @@ struct TrainOptions {
   int64_t steps = 0, batch = 32, validate_every = 0;
   uint64_t seed = 0;
   int threads = 0;
-  int nproc = 1, shard = 0;
+  int nproc = 1, shard = 0, logical_shards = 0;
+  std::string mean_over = "batches", exchange_dtype;
   ProviderChoice provider;
   // files
   std::string checkpoint, record, best, output, log, report, tensorboard;

@@ -62,6 +62,11 @@ Status Trainer::Prepare() {
     return InvalidArgument(
         "--best: with --shard all ranks save together, and only rank 0 validates");
   RETURN_IF_ERROR(JoinRanks());
+  if (options_.logical_shards > 0 && options_.batch % options_.logical_shards != 0) {
+    return InvalidArgument("--batch: " + std::to_string(options_.logical_shards) +
+                           " logical shards are equal parts of each batch, which " +
+                           std::to_string(options_.batch) + " examples do not have");
+  }
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
   ASSIGN_OR_RETURN(Model model,
                    ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
@@ -215,10 +220,18 @@ void Trainer::PrintHead() {
   std::fflush(stdout);
 }
 
-std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch) const {
-  if (ranks_ == nullptr) return batch;
-  const size_t size = batch.size() / static_cast<size_t>(ranks_->size());
-  return batch.subspan(size * static_cast<size_t>(ranks_->rank()), size);
+int64_t Trainer::MicroSteps() const {
+  return options_.logical_shards > 0 ? options_.logical_shards / session_->ranks()
+                                     : options_.accumulate;
+}
+
+std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch, int64_t micro_step) const {
+  const bool ordered = options_.logical_shards > 0;
+  const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
+  const int64_t parts = ordered ? options_.logical_shards : session_->ranks();
+  const int64_t part = ordered ? rank * MicroSteps() + micro_step : rank;
+  const size_t size = batch.size() / static_cast<size_t>(parts);
+  return batch.subspan(size * static_cast<size_t>(part), size);
 }
 
 Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t> indices) const {
@@ -227,10 +240,12 @@ Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t>
 }
 
 Result<double> Trainer::Update() {
-  for (auto i = session_->accumulated(); i < options_.accumulate; ++i) {
-    const int64_t batch = session_->updates() * options_.accumulate + i;
-    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch))));
-    const bool is_last = session_->updates() + 1 == total_ && i + 1 == options_.accumulate;
+  const int64_t micro_steps = MicroSteps();
+  for (auto i = session_->accumulated(); i < micro_steps; ++i) {
+    int64_t batch = session_->updates() * options_.accumulate;
+    if (options_.logical_shards == 0) batch += i;
+    ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
+    const bool is_last = session_->updates() + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
     const Result<double> ran = session_->suspended() ? session_->ResumeStep(std::move(observers))

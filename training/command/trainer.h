@@ -49,8 +49,10 @@ class Trainer {
   Status AfterUpdate(double loss);
   // Saves what is under way; says so as kCancelled.
   Status Pause();
-  // This rank's part of a batch.
-  std::span<const int64_t> Part(std::span<const int64_t> batch) const;
+  // This rank's micro-steps to an update.
+  int64_t MicroSteps() const;
+  // This rank's part of a batch in such a micro-step.
+  std::span<const int64_t> Part(std::span<const int64_t> batch, int64_t micro_step) const;
   Result<NamedValues> Feeds(const Dataset& data, std::span<const int64_t> indices) const;
   Status Validate();
   Status Save(const std::string& path) const;

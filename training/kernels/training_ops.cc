@@ -300,10 +300,12 @@ std::vector<OpSchemaSpec> Steps() {
   start.infer = wait.infer = SameTypes;
   OpSchemaSpec scatter = Spec("ReduceScatterStart", 1, INT_MAX, INT_MAX, {});
   OpSchemaSpec scattered = Spec("ReduceScatterWait", 3, INT_MAX, 1, {0});
+  OpSchemaSpec ordered = Spec("OrderedSumStart", 1, INT_MAX, INT_MAX, {});
+  OpSchemaSpec summed = Spec("OrderedSumWait", 3, INT_MAX, INT_MAX, {});
   OpSchemaSpec own = Spec("OwnPart", 1, INT_MAX, 1, {});
   OpSchemaSpec gather = Spec("AllGatherStart", 1, 1, 1, {});
   OpSchemaSpec gathered = Spec("AllGatherWait", 3, INT_MAX, INT_MAX, {});
-  for (OpSchemaSpec* spec : {&scatter, &scattered, &own, &gather, &gathered})
+  for (OpSchemaSpec* spec : {&scatter, &scattered, &ordered, &summed, &own, &gather, &gathered})
     spec->is_deterministic = false;
   std::vector<OpSchemaSpec> out = {
       std::move(yield),
@@ -312,12 +314,16 @@ std::vector<OpSchemaSpec> Steps() {
       std::move(agree),
       std::move(scatter),
       std::move(scattered),
+      std::move(ordered),
+      std::move(summed),
       std::move(own),
       std::move(gather),
       std::move(gathered),
       std::move(norm),
       Spec("InPlaceAccumulator", 3, 3, 1, {0}),
       Spec("AccumulatedSum", 3, 3, 1, {0}),
+      Spec("PairwiseAccumulator", 3, 3, 1, {0}),
+      Spec("PairwiseSum", 3, 3, 1, {1}),
       Spec("ClipScale", 2, 2, 1, {1}),
       Spec("RequireFinite", 2, INT_MAX, 1, {0}),
       Spec("Assign", 2, 2, 1, {0}),

@@ -82,6 +82,12 @@
 //     buffer + value (in place)
 // AccumulatedSum (buffer, value, reset[bool scalar]) -> sum   the same, in memory of its own or in
 //     that of value
+// PairwiseAccumulator (levels, value, index[int64 scalar]) -> levels'   adds value `index` of a sum
+//     to the levels [levels, value's shape...]: level l holds the sum of 2^l values in a row, where
+//     bit l of the number of values so far is set. Sums of equal length are summed, so that
+//     the order is a binary tree whatever the number of values (in place)
+// PairwiseSum (levels, value, index) -> sum   the sum of all values, of which this is the last: in
+//     memory of its own or in that of value; the levels stay as they are
 // GlobalNorm (gradients...) -> norm        sqrt of the sum of squares of all elements, float32
 //     scalar (float64 for float64), summed in float64
 // FusedMatMul (A, B, bias?, addend?) -> Y   Y = alpha op(A) op(B) + bias + addend, where transA and
@@ -108,6 +114,12 @@
 //     all ranks, of which each gets its part (core/distributed/bucket_layout.h), one dimension;
 //     values' and padding lie in one block. Attributes number, as above, and ranks
 // ReduceScatterWait (part, values'..., padding) -> part'   in place; attributes likewise
+// OrderedSumStart (gradients...) -> parts, values'..., padding   starts the sum of a bucket over
+// all
+//     ranks. Each rank gets its part of it from all of them, and sums these as PairwiseAccumulator
+//     does, in the order of ranks. Attributes likewise
+// OrderedSumWait (parts, values'..., padding) -> results..., parts'   in place; exchanges the parts
+//     of the sum: it starts a collective, too; attributes likewise
 // OwnPart (tensors...) -> part   the rank's part of a bucket, a copy; zeros where it is padding.
 //     Attribute ranks
 // AllGatherStart (part) -> parts   starts the exchange of all ranks' parts, in the order of ranks.

@@ -9,6 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/bucket_layout.h"
 #include "core/distributed/run_collectives.h"
+#include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/kernel_context.h"
 #include "core/tensor/buffer.h"
 
@@ -39,37 +40,48 @@ Result<RunCollectives*> CollectivesOfRanks(const KernelContext& context, int ran
                          " ranks, and the run has " + std::to_string(collectives->size()));
 }
 
-// Outputs: the rank's part; the tensors and the padding, in one block, which ReduceScatterWait asks
-// for.
-Status CreateReduceScatterStart(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, 0));
-  const DType dtype = info.InputDType(0);
+// Outputs from 1 on: the tensors and the padding, in one block, which the op that waits asks for.
+void DecideBlock(KernelInfo& info, const BucketLayout& layout, DType dtype) {
   const int count = layout.tensors();
-  info.SetOutput(0, dtype, Shape{layout.part()});
   for (int i = 0; i < count; ++i) {
     info.SetOutput(1 + i, dtype, info.InputShape(i));
     info.SetMayReuse(i, 1 + i);
   }
   info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
+}
+
+// Puts the inputs into the block, with zeros between them.
+Status FillBlock(KernelContext& context, const BucketLayout& layout, size_t size) {
+  const int count = layout.tensors();
+  char* block = context.Output<char>(1);
+  for (int i = 0; i < count; ++i) {
+    char* to = block + size * layout.offset(i);
+    const size_t bytes = size * layout.elements(i);
+    if (to != context.Output<char>(1 + i)) return Internal("its outputs do not lie in one block");
+    if (to != context.Input<char>(i)) std::memcpy(to, context.Input<char>(i), bytes);
+    const int64_t next = i + 1 < count ? layout.offset(i + 1) : layout.padding_offset();
+    std::memset(to + bytes, 0, size * next - size * layout.offset(i) - bytes);
+  }
+  char* padding = block + size * layout.padding_offset();
+  if (padding != context.Output<char>(1 + count))
+    return Internal("its padding does not lie in the block");
+  std::memset(padding, 0, size * (layout.all() - layout.padding_offset()));
+  return {};
+}
+
+// Outputs: the rank's part, the block.
+Status CreateReduceScatterStart(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, 0));
+  const DType dtype = info.InputDType(0);
+  info.SetOutput(0, dtype, Shape{layout.part()});
+  DecideBlock(info, layout, dtype);
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives,
                      CollectivesOfRanks(context, layout.ranks()));
-    const size_t size = DTypeSize(dtype);
-    char* block = context.Output<char>(1);
-    for (int i = 0; i < count; ++i) {
-      char* to = block + size * layout.offset(i);
-      const size_t bytes = size * layout.elements(i);
-      if (to != context.Output<char>(1 + i)) return Internal("its outputs do not lie in one block");
-      if (to != context.Input<char>(i)) std::memcpy(to, context.Input<char>(i), bytes);
-      const int64_t next = i + 1 < count ? layout.offset(i + 1) : layout.padding_offset();
-      std::memset(to + bytes, 0, size * next - size * layout.offset(i) - bytes);
-    }
-    char* padding = block + size * layout.padding_offset();
-    if (padding != context.Output<char>(1 + count))
-      return Internal("its padding does not lie in the block");
-    std::memset(padding, 0, size * (layout.all() - layout.padding_offset()));
+    RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
     return collectives->Start(
-        number, Collective::ReduceScatter(dtype, block, context.Output<void>(0), layout.part()));
+        number, Collective::ReduceScatter(dtype, context.Output<void>(1), context.Output<void>(0),
+                                          layout.part()));
   });
   return {};
 }
@@ -81,6 +93,70 @@ Status CreateReduceScatterWait(KernelInfo& info) {
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
     return collectives->Wait(number);
+  });
+  return {};
+}
+
+// Outputs: room for the rank's part as each rank has it, the block.
+Status CreateOrderedSumStart(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, 0));
+  const DType dtype = info.InputDType(0);
+  info.SetOutput(0, dtype, Shape{layout.all()});
+  DecideBlock(info, layout, dtype);
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+    ASSIGN_OR_RETURN(RunCollectives* const collectives,
+                     CollectivesOfRanks(context, layout.ranks()));
+    RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
+    return collectives->Start(number, Collective::AllToAll(dtype, context.Output<void>(1),
+                                                           context.Output<void>(0), layout.part()));
+  });
+  return {};
+}
+
+// Sums `count` parts of `size` elements into the first one: neighbours first, then the sums of
+// neighbours, and so on.
+template <typename T>
+void SumInPairs(T* parts, int count, int64_t size, int threads) {
+  ParallelFor(threads, size, kParallelGrain, [&](int64_t first, int64_t last) {
+    for (int stride = 1; stride < count; stride *= 2) {
+      for (int p = 0; p + stride < count; p += 2 * stride) {
+        T* to = parts + p * size;
+        const T* from = parts + (p + stride) * size;
+        for (int64_t i = first; i < last; ++i) {
+          to[i] = static_cast<T>(static_cast<Accumulator<T>>(to[i]) +
+                                 static_cast<Accumulator<T>>(from[i]));
+        }
+      }
+    }
+  });
+}
+
+// Inputs: the rank's part as each rank has it, the block, which becomes the sums. The ranks give
+// each other their parts of them here. Outputs: the tensors, and the parts as they are left.
+Status CreateOrderedSumWait(KernelInfo& info) {
+  const DType dtype = info.InputDType(0);
+  const auto ranks = static_cast<int>(info.Attr<int64_t>("ranks", 0));
+  if (ranks < 1) return info.Invalid("needs an attribute ranks of 1 or more");
+  const int64_t part = info.InputShape(0).elements() / ranks;
+  const int count = info.input_count() - 2;
+  for (int i = 0; i < count; ++i) {
+    info.SetOutput(i, dtype, info.InputShape(1 + i));
+    info.SetInPlace(1 + i, i);
+  }
+  info.SetOutput(count, dtype, info.InputShape(0));
+  info.SetInPlace(0, count);
+  DispatchFloat(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([=, threads = info.threads(),
+                     number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+      ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
+      RETURN_IF_ERROR(collectives->Wait(number));
+      T* parts = context.Output<T>(count);
+      SumInPairs(parts, ranks, part, threads);
+      RETURN_IF_ERROR(collectives->Start(
+          number, Collective::AllGather(dtype, parts, context.Output<void>(0), part)));
+      return collectives->Wait(number);
+    });
   });
   return {};
 }
@@ -149,24 +225,23 @@ Status CreateAllGatherWait(KernelInfo& info) {
 }  // namespace
 
 void RegisterShards(KernelRegistry& registry) {
-  const auto add = [&](const char* op_type, KernelFactory create) {
+  const auto add = [&](const char* op_type, KernelFactory create,
+                       std::vector<int> contiguous_inputs = {}) {
     registry.Add({.op_type = op_type,
                   .domain = kCaesuraDomain,
                   .types = kFloatTypes,
+                  .contiguous_inputs = std::move(contiguous_inputs),
+                  .contiguous_alignment = kBufferAlignment,
                   .deterministic = false,
                   .create = create});
   };
   add("ReduceScatterStart", CreateReduceScatterStart);
+  add("ReduceScatterWait", CreateReduceScatterWait, {-2});
+  add("OrderedSumStart", CreateOrderedSumStart);
+  add("OrderedSumWait", CreateOrderedSumWait, {-2});
   add("OwnPart", CreateOwnPart);
   add("AllGatherStart", CreateAllGatherStart);
   add("AllGatherWait", CreateAllGatherWait);
-  registry.Add({.op_type = "ReduceScatterWait",
-                .domain = kCaesuraDomain,
-                .types = kFloatTypes,
-                .contiguous_inputs = {-2},
-                .contiguous_alignment = kBufferAlignment,
-                .deterministic = false,
-                .create = CreateReduceScatterWait});
 }
 
 }  // namespace caesura

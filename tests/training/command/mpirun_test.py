@@ -58,6 +58,23 @@ def test_a_run_with_divided_state_goes_on_with_another_number_of_ranks(classifie
         np.testing.assert_allclose(parts[name], straight[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_ordered_sums_have_the_same_bits_at_any_number_of_ranks(classifier):  # noqa: F811
+    common = ("--clip", "1", "--logical-shards", "4")
+    run(*_arguments(classifier, "one", "--steps", "40", "--log", classifier / "one.csv", *common))
+    for ranks, steps in ((4, 15), (1, 25), (2, 40)):
+        run(*_arguments(classifier, "parts", "--steps", steps, "--log", classifier / "parts.csv", "--resume", "--nproc", ranks,
+                        *common), **AS_ROOT)
+    one, parts = (safetensors.numpy.load_file(classifier / name) for name in ("one", "parts"))
+    assert one.keys() == parts.keys()
+    assert all(np.array_equal(parts[name], one[name]) for name in one)
+    losses = [np.genfromtxt(classifier / f"{name}.csv", delimiter=",", skip_header=1)[:, 2] for name in ("one", "parts")]
+    assert len(losses[0]) == 40 and np.array_equal(*losses)
+    wrong = run(*_arguments(classifier, "c", "--logical-shards", "5"), expect=1)
+    assert "5 logical shards are equal parts of each batch, which 24 examples do not have" in wrong.stderr
+    wrong = run(*_arguments(classifier, "c", "--logical-shards", "12", "--nproc", "2"), expect=1, **AS_ROOT)
+    assert "expected 2 ranks times a power of two" in wrong.stderr
+
+
 def test_a_signal_stops_all_ranks_after_one_update(classifier):  # noqa: F811
     command = [COMMAND, *map(str, _arguments(classifier, "c", "--steps", "1000000", "--nproc", "2"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <random>
 
 #include "tests/kernel_case.h"
 #include "training/kernels/optimizer/kernel_list.h"
@@ -74,6 +76,52 @@ TEST(InPlaceAccumulator, AddsOrStartsAnew) {
                 (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
       EXPECT_EQ(out.raw() == node.inputs[0].tensor().raw(), share);
     }
+  }
+}
+
+// Elements [first, first + count) in a binary tree: the largest power of two first.
+float SumOfTree(const std::vector<float>& values, size_t first, size_t count) {
+  if (count == 1) return values[first];
+  const size_t left = std::bit_floor(count - 1);
+  return SumOfTree(values, first, left) + SumOfTree(values, first + left, count - left);
+}
+
+TEST(PairwiseSum, IsABinaryTreeOfAnyNumberOfValues) {
+  std::mt19937 random(1);
+  int other_than_in_sequence = 0;
+  for (int count = 2; count <= 20; ++count) {
+    std::vector<float> values;
+    for (int i = 0; i < count; ++i)
+      values.push_back(static_cast<float>(random() % 1000) / 7 * (random() % 3 == 0 ? 1e4f : 1));
+    const int levels = std::bit_width(static_cast<unsigned>(count - 1));
+    for (const bool share : {true, false}) {
+      RuntimeValue buffer = Tensor::Of<float>(Shape{levels, 1}, std::vector<float>(levels, NAN));
+      for (int i = 0; i < count; ++i) {
+        const bool ends = i + 1 == count;
+        KernelCase node(
+            ends ? "PairwiseSum" : "PairwiseAccumulator",
+            {buffer, Tensor::Of<float>(Shape{1}, {values[i]}), Tensor::Scalar<int64_t>(i)}, {},
+            kTrainingDomain);
+        node.share_in_place = share;
+        buffer = node.Run(RegisterOptimizerKernels).value()[0];
+      }
+      EXPECT_EQ(Scalar(buffer), SumOfTree(values, 0, count)) << count << " values";
+    }
+    float sum = 0;
+    for (const float value : values) sum += value;
+    other_than_in_sequence += sum != SumOfTree(values, 0, count);
+  }
+  EXPECT_GT(other_than_in_sequence, 0);
+}
+
+TEST(PairwiseSum, RefusesMoreValuesThanItsLevelsHold) {
+  for (const bool ends : {false, true}) {
+    KernelCase node(ends ? "PairwiseSum" : "PairwiseAccumulator",
+                    {Tensor::Zeros(DType::kFloat32, Shape{2, 1}), Tensor::Of<float>(Shape{1}, {1}),
+                     Tensor::Scalar<int64_t>(ends ? 4 : 3)},
+                    {}, kTrainingDomain);
+    EXPECT_NE(node.Run(RegisterOptimizerKernels).status().message().find("has no place in 2"),
+              std::string::npos);
   }
 }
 

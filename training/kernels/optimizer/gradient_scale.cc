@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
-// RequireFinite, InPlaceAccumulator, AccumulatedSum, Assign, Copy.
+// RequireFinite, InPlaceAccumulator, AccumulatedSum, PairwiseAccumulator, PairwiseSum, Assign,
+// Copy.
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -144,6 +146,60 @@ Status CreateAccumulator(KernelInfo& info) {
   return {};
 }
 
+// out = value + the levels whose bit is set in `levels`, the lowest first.
+template <typename T>
+void AddLevels(const T* all, uint64_t levels, const T* value, T* out, int64_t count, int threads) {
+  ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
+    if (out != value)
+      std::memcpy(out + first, value + first, static_cast<size_t>(last - first) * sizeof(T));
+    for (uint64_t left = levels; left != 0; left &= left - 1) {
+      const T* level = all + std::countr_zero(left) * count;
+#pragma GCC ivdep  // no level is `out`
+      for (int64_t i = first; i < last; ++i) {
+        out[i] = static_cast<T>(static_cast<Accumulator<T>>(level[i]) +
+                                static_cast<Accumulator<T>>(out[i]));
+      }
+    }
+  });
+}
+
+// PairwiseAccumulator; `ends`: PairwiseSum.
+Status CreatePairwise(KernelInfo& info, bool ends) {
+  const bool has_inputs = info.HasInput(0) && info.HasInput(1) && info.HasInput(2);
+  if (!has_inputs || info.InputDType(0) != info.InputDType(1) ||
+      info.InputShape(0).rank() != info.InputShape(1).rank() + 1) {
+    return info.Invalid("levels must be tensors of value's dtype and shape");
+  }
+  if (info.InputDType(2) != DType::kInt64 || info.InputShape(2).elements() != 1)
+    return info.Invalid("index must be one int64");
+  const int64_t levels = info.InputShape(0)[0], count = info.InputShape(1).elements();
+  if (info.InputShape(0).elements() != levels * count)
+    return info.Invalid("levels must be tensors of value's dtype and shape");
+  info.SetOutput(0, info.InputDType(0), info.InputShape(ends ? 1 : 0));
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([=, threads = info.threads()](KernelContext& context) -> Status {
+      const T* all = context.Input<T>(0);
+      const T* value = context.Input<T>(1);
+      const auto index = static_cast<uint64_t>(*context.Input<int64_t>(2));
+      const int full = std::countr_one(index);  // levels that a new value completes
+      if (std::bit_width(index) > levels || (!ends && full >= levels)) {
+        return InvalidArgument("value " + std::to_string(index) + " of a sum has no place in " +
+                               std::to_string(levels) + " levels");
+      }
+      T* out = context.Output<T>(0);
+      if (ends) {
+        AddLevels(all, index, value, out, count, threads);
+        return {};
+      }
+      if (out != all) std::memcpy(out, all, static_cast<size_t>(levels * count) * sizeof(T));
+      AddLevels(out, (uint64_t{1} << full) - 1, value, out + full * count, count, threads);
+      return {};
+    });
+  });
+  return {};
+}
+
 Status CreateAssign(KernelInfo& info) {
   if (Status status = CheckPair(info); !status.ok()) return status;
   const DType dtype = info.InputDType(0);
@@ -185,6 +241,14 @@ void RegisterGradientScale(KernelRegistry& registry) {
       {"RequireFinite", kAllTypes, {}, CreateRequireFinite},
       {"InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateAccumulator},
       {"AccumulatedSum", kFloatTypes, {MayReuse(1, 0)}, CreateAccumulator},
+      {"PairwiseAccumulator",
+       kFloatTypes,
+       {InPlace(0, 0)},
+       [](KernelInfo& info) { return CreatePairwise(info, /*ends=*/false); }},
+      {"PairwiseSum",
+       kFloatTypes,
+       {MayReuse(1, 0)},
+       [](KernelInfo& info) { return CreatePairwise(info, /*ends=*/true); }},
       {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
       {"Copy", kAllTypes, {}, CreateCopy},
   };

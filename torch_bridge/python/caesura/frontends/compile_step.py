@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
+from typing import Optional
 
 import torch
 
@@ -63,7 +64,8 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
-                 threads: int = 0, process_group=None) -> "CompiledStep":
+                 threads: int = 0, process_group=None, shard: int = 0, mean_over: str = "batches",
+                 exchange_dtype: Optional[str] = None) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -95,6 +97,12 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
         process_group: the ranks that train together. Updates go by the mean gradient of all, exchanged while the
             backward goes on; a call returns the mean of their losses; all begin with the parameters of rank 0. None: the
             default group of torch.distributed, where one is initialised.
+        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
+            stay those of 0. optimizer.state then has none of it; see gather_state(). All calls train the same parameters.
+            2 is the same without accumulation, with which it is refused.
+        mean_over: "batches": updates and losses are the mean of all ranks. "tokens": each target that the loss, a mean
+            cross entropy, does not ignore counts alike, on whatever rank it is. Without accumulation_steps.
+        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
 
     Returns:
         CompiledStep: call it in place of forward, backward and optimizer.step().
@@ -110,8 +118,15 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             loss = step(inputs, targets)
             scheduler.step()
     """
+    if mean_over == "tokens" and accumulation_steps != 1:
+        raise ValueError(f"mean_over='tokens' needs accumulation_steps=1, got {accumulation_steps}: the programs of a step do not "
+                         "count tokens together")
+    if shard == 2 and accumulation_steps != 1:
+        raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
+                         "gradients; take shard=1")
+    ranks = StepRanks(module, process_group, shard, mean_over, exchange_dtype)
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads, process_group)
+                        threads, ranks)
 
 
 class CompiledStep(Suspendable):
@@ -136,9 +151,9 @@ class CompiledStep(Suspendable):
     _quick: Callable  # of the extension
 
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                 threads, process_group):
+                 threads, ranks):
         super().__init__()
-        self.ranks = StepRanks(module, process_group)
+        self.ranks = ranks
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
@@ -242,6 +257,23 @@ class CompiledStep(Suspendable):
         """
         self.ranks.regroup(self, process_group)
         self._open_again()
+
+    def gather_state(self) -> None:
+        """Puts the whole optimizer state into `optimizer.state`, where shard=1 has divided it. All ranks call it.
+
+        So optimizer.state_dict() is that of one rank without `shard`, and any number of ranks loads it. The next call of
+        the step takes its part again, and drops the rest.
+
+        Raises:
+            RuntimeError: a rank does not come to it, within the process group's time-out.
+
+        Example::
+
+            step.gather_state()
+            if torch.distributed.get_rank() == 0:
+                torch.save(optimizer.state_dict(), "optimizer.pt")
+        """
+        self.ranks.gather_state(self.optimizer)
 
     def report(self, path, *args, **kwargs) -> torch.Tensor:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,

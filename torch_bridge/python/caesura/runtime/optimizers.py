@@ -206,13 +206,14 @@ class Recipe:
         """The session's accumulation steps if the caller asks for `count`."""
         return count
 
-    def bindings(self, parameter) -> dict:
+    def bindings(self, parameter, is_divided: bool = False) -> dict:
         """Tensors of PyTorch's that a session's steps write to, by what the session calls them (".NAME" follows). Made where
-        the state lacks them. Raises ValueError where they are of another shape, or would lose more than float32 has."""
+        the state lacks them. Raises ValueError where they are of another shape, or would lose more than float32 has.
+        is_divided: the state is left out, as ranks have parts of it (StepShards)."""
         group = self.trained[id(parameter)]
         state, found = self.optimizer.state.get(parameter, {}), {}
         states = self.update.states(group, parameter)
-        for name, start in states.items():
+        for name, start in () if is_divided else states.items():
             is_scalar = name in self.update.scalars
             shape = () if is_scalar else start if isinstance(start, tuple) else parameter.shape
             dtype = self._scalar_of[id(parameter)] if is_scalar else parameter.dtype
@@ -224,19 +225,19 @@ class Recipe:
                 raise ValueError(f"the optimizer's {name} is {held.dtype} {list(held.shape)}, its parameter "
                                  f"{parameter.dtype} {list(parameter.shape)}")
             found[name] = held.to(parameter.device, dtype).contiguous()
-        self._bind_count(parameter, state, bool(states) and all(state.get(name) is not None for name in states))
+        self._bind_count(parameter, state, bool(states) and all(state.get(name) is not None for name in states), is_divided)
         if found:
             self.optimizer.state[parameter].update(found)
         accumulator = {} if self.gradients is None else {"accumulator": self.gradients.of(parameter)}
         return accumulator | {f"optimizer.{name}": tensor for name, tensor in found.items()}
 
-    def _bind_count(self, parameter, state, has_states):
+    def _bind_count(self, parameter, state, has_states, is_divided):
         """Has a float32 scalar count the parameter's updates. PyTorch knows a first one by what the state lacks, where it does
-        not count."""
+        not count; divided state lacks it always."""
         held, key = (self.optimizer.state[parameter], "step") if self.update.keeps_count else (_counts_of(self.optimizer), parameter)
         count = held.get(key, 0.0)
         if not self.update.keeps_count:
-            count = held.get(key, 1.0) if has_states else 0.0
+            count = held.get(key, float(has_states)) if has_states or is_divided else 0.0
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
             count = torch.tensor(float(count))
@@ -326,7 +327,7 @@ class Stepping:
     def accumulation_steps(self, count: int) -> int:
         return 2**30
 
-    def bindings(self, parameter) -> dict:
+    def bindings(self, parameter, is_divided: bool = False) -> dict:
         return {"accumulator": self.gradients.of(parameter)}
 
     def watch(self, watch, parameters) -> None:

@@ -104,12 +104,14 @@ class StepProgram:
         (p.data = ...), the optimizer's state, or the gradients."""
         if self.holds_its_tensors():
             return
-        recipe = self.owner.recipe
+        owner, is_divided = self.owner, bool(self.session.shards)
         try:
             for name, _, value in self.bound:
                 self._bind(name, value)
-                for what, tensor in recipe.bindings(value).items() if id(value) in self.learning else ():
+                for what, tensor in owner.recipe.bindings(value, is_divided).items() if id(value) in self.learning else ():
                     self._bind(f"{what}.{name}", tensor)
+            if is_divided:
+                owner.ranks.shards.bind(self, owner.optimizer)
         except ValueError as error:
             raise StepRefused(str(error)) from None
         self._watch = _core.Watch()

@@ -5,17 +5,24 @@ import torch
 
 from caesura.ranks import communicator
 from caesura.runtime.step_program import StepRefused
+from caesura.runtime.step_shards import StepShards
 
 
 class StepRanks:
     """The ranks that a compiled step trains with, from its first call on."""
 
-    def __init__(self, module, process_group):
+    def __init__(self, module, process_group, shard, mean_over, exchange_dtype):
+        if mean_over not in ("batches", "tokens"):
+            raise ValueError(f"mean_over is 'batches' or 'tokens', got {mean_over!r}")
+        if exchange_dtype not in (None, "bf16"):
+            raise ValueError(f"exchange_dtype is 'bf16' or None, got {exchange_dtype!r}")
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
         self._group, self._communicator = process_group, None
         self._has_joined = False
+        self.shards = StepShards(shard)
+        self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype}
 
     def join(self, programs):
         """Finds the other ranks, which may have come after compile_step()."""
@@ -34,6 +41,9 @@ class StepRanks:
     def regroup(self, step, process_group):
         """Makes `step` go on with the ranks of the group, from the parameters, buffers and optimizer state of the one that
         has done the most calls. Its sessions are made again for the new ranks."""
+        if self.shards.is_divided:
+            raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
+                             "the step again, and load the last state")
         group = torch.distributed.group.WORLD if process_group is None else process_group
         calls = [torch.zeros((), dtype=torch.int64) for _ in range(group.size())]
         torch.distributed.all_gather(calls, torch.tensor(step.micro_steps), group=group)
@@ -50,4 +60,9 @@ class StepRanks:
         one, for other shapes, may be opened on some ranks only.
         """
         joins, self._has_joined = not self._has_joined, True
-        return {"communicator": self._communicator, "join_ranks": joins}
+        return {"communicator": self._communicator, "join_ranks": joins, **self.shards.arguments(), **self._options}
+
+    def gather_state(self, optimizer):
+        """Puts the whole state into the optimizer, where this rank has parts of it."""
+        if self.shards.is_divided:
+            self.shards.gather(optimizer, torch.distributed.group.WORLD if self._group is None else self._group)

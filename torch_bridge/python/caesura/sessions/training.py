@@ -66,6 +66,13 @@ class TrainingSession(FallsBack):
             ranks begin with the parameters of rank 0. None: the default group, where one is initialised.
         shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
             stay those of 0. 2 divides accumulated gradients, too. All ranks then call save().
+        logical_shards: the number of equal parts of an update's batch, each given to one call of step(). Any number N of
+            ranks then trains to the same bits, dropout included: rank r gives parts r * logical_shards / N and on, in
+            their order, and the last one's step() updates. A multiple of N, by a power of two. 0: sums have any order.
+        mean_over: "batches": updates go by the mean of the batches' losses (of ranks, and of accumulated steps).
+            "tokens": each target that cross entropy does not ignore counts alike, whatever batch it is in; of other
+            losses each element of the prediction.
+        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
@@ -96,7 +103,8 @@ class TrainingSession(FallsBack):
                  commit: str = "late", undo: bool = False, on_failure: str = "stop",
                  retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
-                 total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0,
+                 total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0, logical_shards: int = 0,
+                 mean_over: str = "batches", exchange_dtype: Optional[str] = None,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None,
                  providers: Sequence = (CPU,), provider_options: Optional[Sequence[dict]] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
@@ -111,7 +119,8 @@ class TrainingSession(FallsBack):
             "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
-            "communicator": communicator(process_group), "shard": shard,
+            "communicator": communicator(process_group), "shard": shard, "logical_shards": logical_shards,
+            "mean_over": mean_over, "exchange_dtype": exchange_dtype,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
             "providers": native_providers(named_providers(providers, provider_options)),
         })
