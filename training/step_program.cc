@@ -32,7 +32,7 @@ Value* BeforeUpdates(Graph& graph, Value* value) {
   return copy->output(0);
 }
 
-// What the loss's gradient is: count * scale.
+// The gradient that the backward begins with: count * scale.
 Value* SeedOf(Graph& graph, Value* count, Value* scale) {
   if (scale == nullptr) return count;
   Node* node = graph.AddOp("Mul", {count, scale});

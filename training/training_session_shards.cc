@@ -56,6 +56,10 @@ RankMemory TrainingSession::MemoryOfRank() const {
     // An ordered sum takes room for the parts of all ranks.
     const size_t copies = sharded() ? 0 : ordered() && ranks() > 1 ? 2 : 1;
     if (i < trained_) memory.gradients += copies * bytes;
+    const bool is_rounded = ranks() > 1 && options_.step.exchange_dtype != DType::kUndefined;
+    if (i < trained_ && is_rounded)
+      memory.gradients += DTypeSize(options_.step.exchange_dtype) *
+                          static_cast<size_t>(parameters_.tensor(i).elements());
   }
   for (const ParameterShard& shard : shards_) {
     const size_t size = DTypeSize(shard.dtype);

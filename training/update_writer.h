@@ -62,9 +62,9 @@ class UpdateWriter {
     const Group& group;
     Value *coefficients, *step, *scale;
   };
-  // The sum of a value and those of earlier micro-steps. `place`: whether, or with logical shards
-  // where, the micro-step stands in its update. A sum in pairs is there at the last one only;
-  // before it this is the value.
+  // The sum of a value and those of earlier micro-steps. `place`: the reset flag, or with logical
+  // shards the index of the micro-step. A sum in pairs is there at the last one only; before it
+  // this is the value.
   Value* Accumulated(const std::string& name, Value* value, Value* place, bool updates);
   // A value times a float64 scalar.
   Value* Times(Value* value, Value* factor);
