@@ -11,7 +11,6 @@
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "core/providers/tensor_copy.h"
-#include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/gradient_reduction.h"
@@ -28,21 +27,6 @@ constexpr double kSmallestLossScale = 1.0 / (1 << 24);
 
 std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
-}
-
-// Leaves these outputs, and what they need.
-Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
-  Graph& graph = *model.graph;
-  ASSIGN_OR_RETURN(const std::vector<Value*> outputs, FindOutputs(graph, names));
-  graph.ClearOutputs();
-  for (Value* output : outputs) graph.AddOutput(output);
-  RETURN_IF_ERROR(RunPasses({MakeDeadNodeEliminationPass()}, model, {}).status());
-  const std::vector<Value*> inputs = graph.inputs();
-  for (Value* input : inputs) {
-    if (input->uses().empty() && !graph.IsGraphOutput(input)) graph.RemoveInput(input);
-  }
-  graph.RemoveUnusedValues();
-  return {};
 }
 
 }  // namespace
@@ -478,20 +462,6 @@ Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
   parameters_.Replace(i, std::move(value));
   bound_ = true;
   return {};
-}
-
-Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outputs) const try {
-  Model model = original_.Clone();
-  RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
-  for (const std::string& name : ParameterNames()) {
-    ASSIGN_OR_RETURN(Tensor copy, HostCopyOf(parameters_.tensor(parameters_.Find(name)),
-                                             fallback_->providers()));
-    model.graph->SetInitializer(model.graph->FindValue(name), std::move(copy));
-  }
-  if (!outputs.empty()) RETURN_IF_ERROR(KeepOutputs(outputs, model));
-  return model;
-} catch (const std::bad_alloc&) {
-  return OutOfMemory("memory ran out while the trained model was copied");
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(

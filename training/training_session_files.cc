@@ -6,6 +6,8 @@
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
 #include "core/providers/tensor_copy.h"
+#include "graph_transforms/dead_node_elimination.h"
+#include "training/gradient/training_mode.h"
 #include "training/parameters.h"
 #include "training/training_session.h"
 
@@ -25,6 +27,21 @@ constexpr char kLosses[] = "session.losses";
 constexpr char kLogicalShards[] = "session.logical_shards";    // where sums are ordered
 constexpr char kWaitingUpdates[] = "session.waiting_updates";  // whether the step that waits does
 constexpr char kCallerPrefix[] = "caller.";
+
+// Leaves these outputs, and what they need.
+Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
+  Graph& graph = *model.graph;
+  ASSIGN_OR_RETURN(const std::vector<Value*> outputs, FindOutputs(graph, names));
+  graph.ClearOutputs();
+  for (Value* output : outputs) graph.AddOutput(output);
+  RETURN_IF_ERROR(RunPasses({MakeDeadNodeEliminationPass()}, model, {}).status());
+  const std::vector<Value*> inputs = graph.inputs();
+  for (Value* input : inputs) {
+    if (input->uses().empty() && !graph.IsGraphOutput(input)) graph.RemoveInput(input);
+  }
+  graph.RemoveUnusedValues();
+  return {};
+}
 
 }  // namespace
 
@@ -210,6 +227,20 @@ Status TrainingSession::ExportModel(const std::string& path,
                                     const std::vector<std::string>& outputs) const {
   ASSIGN_OR_RETURN(const Model model, TrainedModel(outputs));
   return WriteModel(model, path);
+}
+
+Result<Model> TrainingSession::TrainedModel(const std::vector<std::string>& outputs) const try {
+  Model model = original_.Clone();
+  RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
+  for (const std::string& name : ParameterNames()) {
+    ASSIGN_OR_RETURN(Tensor copy, HostCopyOf(parameters_.tensor(parameters_.Find(name)),
+                                             fallback_->providers()));
+    model.graph->SetInitializer(model.graph->FindValue(name), std::move(copy));
+  }
+  if (!outputs.empty()) RETURN_IF_ERROR(KeepOutputs(outputs, model));
+  return model;
+} catch (const std::bad_alloc&) {
+  return OutOfMemory("memory ran out while the trained model was copied");
 }
 
 }  // namespace caesura

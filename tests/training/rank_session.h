@@ -5,8 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
+#include <mutex>
 
 #include "tests/core/distributed/rank_threads.h"
 #include "tests/training/real_step.h"
@@ -79,6 +82,60 @@ inline Values ParametersOf(const TrainingSession& session) {
   for (const std::string& name : session.ParameterNames())
     out.push_back(session.Parameter(name).value().Clone().value());
   return out;
+}
+
+// `except`: not these.
+inline void ExpectCloseValues(const Values& got, const Values& want, double tolerance,
+                              const std::vector<size_t>& except = {}) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::find(except.begin(), except.end(), i) != except.end()) continue;
+    const Tensor &a = got[i].tensor(), &b = want[i].tensor();
+    double difference = 0, size = 1e-3;
+    for (int64_t e = 0; e < a.elements(); ++e) {
+      difference = std::max<double>(difference, std::abs(a.data<float>()[e] - b.data<float>()[e]));
+      size = std::max<double>(size, std::abs(b.data<float>()[e]));
+    }
+    EXPECT_LE(difference / size, tolerance) << "parameter " << i;
+  }
+}
+
+// The parameters after `updates`, checked to be the same bits on all ranks.
+inline Values TrainOnRanks(const RealModel& real, const NamedModel& model, int ranks, int updates,
+                           std::vector<double>* losses,
+                           const std::function<void(TrainingOptions&)>& edit = {}) {
+  std::mutex mutex;
+  std::vector<Values> ends(ranks);
+  std::vector<std::vector<double>> curves(ranks);
+  RunRanks(ranks, [&](Communicator& c) {
+    const auto session = RankSession(real, c, edit);
+    const int steps = std::max(1, real.options.step.accumulation_steps);
+    for (int u = 0; u < updates * steps; ++u) {
+      const Result<double> loss = session->Step(PartOf(model.batch(100 + u), c));
+      ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+      if ((u + 1) % steps == 0) curves[c.rank()].push_back(*loss);
+    }
+    const std::lock_guard lock(mutex);
+    ends[c.rank()] = ParametersOf(*session);
+  });
+  for (int r = 1; r < ranks; ++r) {
+    EXPECT_TRUE(SameBits(ends[0], ends[r])) << "rank " << r;
+    EXPECT_EQ(curves[0], curves[r]);
+  }
+  if (losses != nullptr) *losses = curves[0];
+  return ends[0];
+}
+
+// The same with the whole batch in one process.
+inline Values TrainAlone(const RealModel& real, const NamedModel& model, int updates,
+                  std::vector<double>* losses) {
+  RealModel copy = real.Clone();
+  auto session = TrainingSession::Create(std::move(copy.model), copy.options).value();
+  const int steps = std::max(1, real.options.step.accumulation_steps);
+  for (int u = 0; u < updates * steps; ++u) {
+    const double loss = session->Step(model.batch(100 + u)).value();
+    if ((u + 1) % steps == 0) losses->push_back(loss);
+  }
+  return ParametersOf(*session);
 }
 
 }  // namespace caesura::testing

@@ -9,7 +9,6 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/bucket_layout.h"
 #include "core/distributed/run_collectives.h"
-#include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/kernel_context.h"
 #include "core/tensor/buffer.h"
 
@@ -116,19 +115,17 @@ Status CreateOrderedSumStart(KernelInfo& info) {
 // Sums `count` parts of `size` elements into the first one: neighbours first, then the sums of
 // neighbours, and so on.
 template <typename T>
-void SumInPairs(T* parts, int count, int64_t size, int threads) {
-  ParallelFor(threads, size, kParallelGrain, [&](int64_t first, int64_t last) {
-    for (int stride = 1; stride < count; stride *= 2) {
-      for (int p = 0; p + stride < count; p += 2 * stride) {
-        T* to = parts + p * size;
-        const T* from = parts + (p + stride) * size;
-        for (int64_t i = first; i < last; ++i) {
-          to[i] = static_cast<T>(static_cast<Accumulator<T>>(to[i]) +
-                                 static_cast<Accumulator<T>>(from[i]));
-        }
+void SumInPairs(T* parts, int count, int64_t size) {
+  for (int stride = 1; stride < count; stride *= 2) {
+    for (int p = 0; p + stride < count; p += 2 * stride) {
+      T* to = parts + p * size;
+      const T* from = parts + (p + stride) * size;
+      for (int64_t i = 0; i < size; ++i) {
+        to[i] = static_cast<T>(static_cast<Accumulator<T>>(to[i]) +
+                               static_cast<Accumulator<T>>(from[i]));
       }
     }
-  });
+  }
 }
 
 // Inputs: the rank's part as each rank has it, the block, which becomes the sums. The ranks give
@@ -147,16 +144,16 @@ Status CreateOrderedSumWait(KernelInfo& info) {
   info.SetInPlace(0, count);
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([=, threads = info.threads(),
-                     number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-      ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
-      RETURN_IF_ERROR(collectives->Wait(number));
-      T* parts = context.Output<T>(count);
-      SumInPairs(parts, ranks, part, threads);
-      RETURN_IF_ERROR(collectives->Start(
-          number, Collective::AllGather(dtype, parts, context.Output<void>(0), part)));
-      return collectives->Wait(number);
-    });
+    info.SetCompute(
+        [=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+          ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
+          RETURN_IF_ERROR(collectives->Wait(number));
+          T* parts = context.Output<T>(count);
+          SumInPairs(parts, ranks, part);
+          RETURN_IF_ERROR(collectives->Start(
+              number, Collective::AllGather(dtype, parts, context.Output<void>(0), part)));
+          return collectives->Wait(number);
+        });
   });
   return {};
 }

@@ -188,3 +188,8 @@ def written_to(node):
     except (TypeError, ValueError):
         return None
     return next(iter(bound.values())) if bound.get("inplace") is True else None
+
+
+def as_leaf(value):
+    """A tensor that requires_grad_() may be called on: dynamo refuses it for what it is given."""
+    return value if value.requires_grad or not value.is_floating_point() else value.detach()

@@ -30,7 +30,8 @@ from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.capture.stop_gradient import drop_detached, mark_cuts, reached_inputs, record, takes_gradients
+from caesura.capture.stop_gradient import as_leaf, drop_detached, mark_cuts, reached_inputs, record, takes_gradients
+from caesura.frontends.ranked import Ranked
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
@@ -45,11 +46,6 @@ def _logging_calls():
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
     methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
     return methods | {print, warnings.warn}
-
-
-def _as_leaf(value):
-    """A tensor that requires_grad_() may be called on: dynamo refuses it for what it is given."""
-    return value if value.requires_grad or not value.is_floating_point() else value.detach()
 
 
 collect_from(_core.take_step_counts)
@@ -129,7 +125,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads, ranks)
 
 
-class CompiledStep(Suspendable):
+class CompiledStep(Suspendable, Ranked):
     """A compiled training step; compile_step() makes it.
 
     A call takes the module's arguments, and the target last if there is a loss function. It returns the loss before the
@@ -245,36 +241,6 @@ class CompiledStep(Suspendable):
             self._capturing = False
         raise AssertionError("a capture ends by Captured")
 
-    def regroup(self, process_group=None):
-        """Goes on with other ranks, after a RankFailure or with more of them; all call it. See TrainingSession.regroup().
-
-        Args:
-            process_group: the ranks from here on. None: the default group.
-
-        Example::
-
-            step.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
-        """
-        self.ranks.regroup(self, process_group)
-        self._open_again()
-
-    def gather_state(self) -> None:
-        """Puts the whole optimizer state into `optimizer.state`, where shard=1 has divided it. All ranks call it.
-
-        So optimizer.state_dict() is that of one rank without `shard`, and any number of ranks loads it. The next call of
-        the step takes its part again, and drops the rest.
-
-        Raises:
-            RuntimeError: a rank does not come to it, within the process group's time-out.
-
-        Example::
-
-            step.gather_state()
-            if torch.distributed.get_rank() == 0:
-                torch.save(optimizer.state_dict(), "optimizer.pt")
-        """
-        self.ranks.gather_state(self.optimizer)
-
     def report(self, path, *args, **kwargs) -> torch.Tensor:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
         what fell back and why, what to try first, and the losses of the steps so far.
@@ -316,7 +282,7 @@ class CompiledStep(Suspendable):
 
     def _loss(self, *args, **kwargs):
         if self._gives_leaves:
-            args, kwargs = tree_map_only(torch.Tensor, _as_leaf, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, as_leaf, (args, kwargs))
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)

@@ -3,8 +3,6 @@
 
 import torch
 
-from caesura.sessions.values import from_value
-
 
 class StepShards:
     """The parts of the optimizer state that this rank has: tensors that all sessions of a step write to.
@@ -63,5 +61,5 @@ class StepShards:
             for state in bucket["states"]:
                 name = f"{state}.{bucket['name']}"
                 if name not in self._parts:
-                    self._parts[name] = from_value(session.parameter(name), True).clone()
+                    self._parts[name] = session.parameter(name).to_torch().clone()
                 yield bucket, state, self._parts[name]
