@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
                       PrecisionCase{"CharGptFloat16", CharGpt, DType::kFloat16, 0.01}),
     [](const auto& info) { return info.param.name; });
 
-Values ParametersOf(const TrainingSession& session) {
+Values AllParametersOf(const TrainingSession& session) {
   Values out;
   for (const std::string& name : session.ParameterNames())
     out.push_back(session.Parameter(name)->Clone().value());
@@ -109,22 +109,22 @@ RealModel Scaled(float scale) {
 TEST(LossScaling, AnOverflowSkipsTheUpdateAndLowersTheScale) {
   const RealModel real = Scaled(std::ldexp(1.0f, 30));
   const auto session = SessionOf(real);
-  const Values before = ParametersOf(*session);
+  const Values before = AllParametersOf(*session);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
   EXPECT_EQ(session->updates(), 0);
   EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 29));
-  EXPECT_TRUE(SameBits(ParametersOf(*session), before));
+  EXPECT_TRUE(SameBits(AllParametersOf(*session), before));
   int steps = 1;
   for (; session->updates() == 0 && steps < 40; ++steps)
     ASSERT_TRUE(session->Step(real.batches[0]).ok());
   ASSERT_EQ(session->updates(), 1);
   EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 30 - (steps - 1)));
-  EXPECT_FALSE(SameBits(ParametersOf(*session), before));
+  EXPECT_FALSE(SameBits(AllParametersOf(*session), before));
   // The first update is that of a session that had begun with this scale: skipped steps leave
   // no trace.
   const auto other = SessionOf(Scaled(std::ldexp(1.0f, 30 - (steps - 1))));
   ASSERT_TRUE(other->Step(real.batches[0]).ok());
-  EXPECT_TRUE(SameBits(ParametersOf(*session), ParametersOf(*other)));
+  EXPECT_TRUE(SameBits(AllParametersOf(*session), AllParametersOf(*other)));
 }
 
 TEST(LossScaling, GoodStepsRaiseTheScale) {
@@ -157,7 +157,7 @@ TEST(LossScaling, IsPartOfTheCheckpoint) {
   EXPECT_EQ(again->loss_scale(), 16);
   for (const auto* s : {&session, &again}) ASSERT_TRUE((*s)->Step(real.batches[1]).ok());
   EXPECT_EQ(again->loss_scale(), 32);
-  EXPECT_TRUE(SameBits(ParametersOf(*session), ParametersOf(*again)));
+  EXPECT_TRUE(SameBits(AllParametersOf(*session), AllParametersOf(*again)));
 }
 
 TEST(LossScaling, NeedsAllGradientsBeforeTheFirstUpdate) {

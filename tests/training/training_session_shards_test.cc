@@ -19,19 +19,19 @@ using ::testing::HasSubstr;
 
 void Shard(TrainingOptions& options) { options.shard = 1; }
 
-struct Trained {
+struct RankEnd {
   std::vector<double> losses;
   Values parameters;
 };
 
 // After `updates`; losses and parameters are checked to be the same bits on all ranks.
-Trained TrainRanks(const RealModel& real, const NamedModel& model, int ranks, int updates,
+RankEnd TrainRanks(const RealModel& real, const NamedModel& model, int ranks, int updates,
                    int shard) {
-  std::vector<Trained> ends(ranks);
+  std::vector<RankEnd> ends(ranks);
   RunRanks(ranks, [&](Communicator& c) {
     const auto session =
         RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
-    Trained& own = ends[c.rank()];
+    RankEnd& own = ends[c.rank()];
     const int steps = std::max(1, real.options.step.accumulation_steps);
     for (int s = 0; s < updates * steps; ++s) {
       const Result<double> loss = session->Step(PartOf(model.batch(100 + s), c));
@@ -40,7 +40,7 @@ Trained TrainRanks(const RealModel& real, const NamedModel& model, int ranks, in
     }
     own.parameters = ParametersOf(*session);
   });
-  for (const Trained& end : ends) {
+  for (const RankEnd& end : ends) {
     EXPECT_EQ(end.losses, ends[0].losses);
     EXPECT_TRUE(SameBits(end.parameters, ends[0].parameters));
   }
@@ -60,8 +60,8 @@ TEST(Shards, GiveTheBitsOfUndividedState) {
       for (const int ranks : {2, 4}) {
         SCOPED_TRACE(std::string(model.name) + ", optimizer " + std::to_string(optimizer.index()) +
                      ", ranks " + std::to_string(ranks));
-        const Trained whole = TrainRanks(real, model, ranks, 5, 0);
-        const Trained divided = TrainRanks(real, model, ranks, 5, 1);
+        const RankEnd whole = TrainRanks(real, model, ranks, 5, 0);
+        const RankEnd divided = TrainRanks(real, model, ranks, 5, 1);
         EXPECT_EQ(divided.losses, whole.losses);
         EXPECT_TRUE(SameBits(divided.parameters, whole.parameters));
       }
@@ -75,13 +75,13 @@ TEST(Shards, GroupsAndAccumulation) {
   real.options.step.groups = {
       {.names = {"b*"}, .learning_rate_scale = 2, .weight_decay = 0.0, .optimizer = {}}};
   real.options.step.accumulation_steps = 3;
-  const Trained whole = TrainRanks(real, kModels[0], 4, 4, 0);
-  const Trained divided = TrainRanks(real, kModels[0], 4, 4, 1);
+  const RankEnd whole = TrainRanks(real, kModels[0], 4, 4, 0);
+  const RankEnd divided = TrainRanks(real, kModels[0], 4, 4, 1);
   EXPECT_EQ(divided.losses, whole.losses);
   EXPECT_TRUE(SameBits(divided.parameters, whole.parameters));
 }
 
-void ExpectClose(const Trained& got, const Trained& want, double tolerance) {
+void ExpectClose(const RankEnd& got, const RankEnd& want, double tolerance) {
   for (size_t u = 0; u < want.losses.size(); ++u)
     EXPECT_NEAR(got.losses[u], want.losses[u], tolerance * std::abs(want.losses[u]));
   for (size_t i = 0; i < want.parameters.size(); ++i) {
