@@ -127,7 +127,7 @@ inline Values TrainOnRanks(const RealModel& real, const NamedModel& model, int r
 
 // The same with the whole batch in one process.
 inline Values TrainAlone(const RealModel& real, const NamedModel& model, int updates,
-                  std::vector<double>* losses) {
+                         std::vector<double>* losses) {
   RealModel copy = real.Clone();
   auto session = TrainingSession::Create(std::move(copy.model), copy.options).value();
   const int steps = std::max(1, real.options.step.accumulation_steps);

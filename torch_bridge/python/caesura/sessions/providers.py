@@ -6,7 +6,9 @@ import pathlib
 
 from caesura import _core, torch_kernels
 
-CPU, TORCH, COUNTING = "CPUExecutionProvider", "TorchExecutionProvider", "CountingExecutionProvider"
+CPU: str = "CPUExecutionProvider"
+TORCH: str = "TorchExecutionProvider"
+COUNTING: str = "CountingExecutionProvider"
 OPENVINO, CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
 _CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
 SHORT = {"cpu": (CPU,), "torch": (TORCH, CPU), "torch-only": (TORCH,)}
