@@ -87,7 +87,7 @@ def pack(folder: pathlib.Path, build: pathlib.Path) -> int:
 # --- facts: run as a stage of its own ---
 
 def version_of(library: str, function: str) -> str:
-    """What an NVIDIA library tells about its version, or why it does not."""
+    """Returns the version that an NVIDIA library tells, or the reason why it tells none."""
     try:
         call = getattr(ctypes.CDLL(library), function)
     except (OSError, AttributeError) as error:

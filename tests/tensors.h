@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small tensors, and the numbers that no arithmetic leaves alone.
+// Small tensors for tests, infinity and NaN.
 #ifndef CAESURA_TESTS_TENSORS_H_
 #define CAESURA_TESTS_TENSORS_H_
 

@@ -31,8 +31,8 @@ struct SplitModuleOptions : TrainableOptions {
   bool training = true;
   ProviderList providers;  // empty: the CPU provider
   bool fallback = true;  // whether a failing provider is replaced; see SplitModule::DisableFallback
-  // What Backward returns stays in the memory of the device that makes it; false: it is brought to
-  // the host. What Forward hands out is where it was made in any case.
+  // True leaves the gradients that Backward returns in the memory of the device that makes them;
+  // false brings them to the host. Outputs stay where they were made in any case.
   bool gradients_on_device = false;
   int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops; each Forward draws other numbers

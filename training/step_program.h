@@ -88,7 +88,7 @@ struct StepOptions : TrainableOptions {
   bool scales_loss() const { return precision == DType::kFloat16; }
 };
 
-// Of "batches" or "tokens".
+// The mean that "batches" or "tokens" names.
 Result<MeanOver> MeanOverByName(const std::string& name);
 // The dtype of "fp32", "bf16" or "fp16".
 Result<DType> PrecisionByName(const std::string& name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a yield hands out on a GPU are the GPU's tensors, in and out by DLPack without a copy to the
-// host. A module that is cut anywhere gives the bits of the uncut one.
+// A yield on a GPU hands out the GPU's tensors, in and out by DLPack without a copy to the host. A
+// module that is cut anywhere gives the bits of the uncut one.
 #include <dlpack/dlpack.h>
 
 #include <thread>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks exchange: gradients that each token counts in alike, and gradients in bfloat16.
+// Ranks exchange gradients in which each token counts alike, and gradients in bfloat16.
 #include <gtest/gtest.h>
 
 #include <cmath>

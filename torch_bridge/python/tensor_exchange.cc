@@ -34,7 +34,7 @@ const Names& names() {
 // CUDA's default stream as DLPack and the driver name it.
 void* const kLegacyStream = reinterpret_cast<void*>(1);
 
-// Of sessions, all that have a device; changed under the interpreter's lock only.
+// The sessions' providers that have a device. The list changes under the interpreter's lock only.
 std::vector<std::weak_ptr<const ExecutionProvider>>& DeviceProviders() {
   static auto* providers = new std::vector<std::weak_ptr<const ExecutionProvider>>;
   return *providers;
