@@ -183,7 +183,7 @@ Status CreatePairwise(KernelInfo& info, bool ends) {
       const T* value = context.Input<T>(1);
       const auto index = static_cast<uint64_t>(*context.Input<int64_t>(2));
       const int full = std::countr_one(index);  // levels that a new value completes
-      if (std::bit_width(index) > levels || (!ends && full >= levels)) {
+      if (static_cast<int64_t>(std::bit_width(index)) > levels || (!ends && full >= levels)) {
         return InvalidArgument("value " + std::to_string(index) + " of a sum has no place in " +
                                std::to_string(levels) + " levels");
       }
