@@ -43,7 +43,7 @@ std::vector<std::weak_ptr<const ExecutionProvider>>& DeviceProviders() {
 // The tensor for use on the other side of a border: later work there begins when earlier work on
 // this side is done; when the tensor is released, the other way round. `theirs` is the stream on
 // Python's side; on ours it is that of each provider on the tensor's device.
-Tensor InOrder(const Tensor& tensor, void* theirs, bool comes_in) {
+Tensor InOrder(Tensor tensor, void* theirs, bool comes_in) {
   const ProviderList providers = ProvidersOn(tensor.device());
   if (providers.empty()) return tensor;
   const auto order = [providers, theirs](bool theirs_first) {
@@ -262,8 +262,9 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
   DLManagedTensorVersioned* managed = nullptr;
   if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0)
     throw nb::python_error();
-  const Tensor tensor = Unwrap(ImportDlpack(managed, facts));
-  return InOrder(tensor, StreamOf(*api, tensor.device()), /*comes_in=*/true);
+  Tensor tensor = Unwrap(ImportDlpack(managed, facts));
+  void* const theirs = StreamOf(*api, tensor.device());
+  return InOrder(std::move(tensor), theirs, /*comes_in=*/true);
 }
 
 bool HasDlpackFunctions(nb::handle object) {

@@ -39,16 +39,6 @@ Result<RunCollectives*> CollectivesOfRanks(const KernelContext& context, int ran
                          " ranks, and the run has " + std::to_string(collectives->size()));
 }
 
-// Outputs from 1 on: the tensors and the padding, in one block, which the op that waits asks for.
-void DecideBlock(KernelInfo& info, const BucketLayout& layout, DType dtype) {
-  const int count = layout.tensors();
-  for (int i = 0; i < count; ++i) {
-    info.SetOutput(1 + i, dtype, info.InputShape(i));
-    info.SetMayReuse(i, 1 + i);
-  }
-  info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
-}
-
 // Puts the inputs into the block, with zeros between them.
 Status FillBlock(KernelContext& context, const BucketLayout& layout, size_t size) {
   const int count = layout.tensors();
@@ -68,19 +58,26 @@ Status FillBlock(KernelContext& context, const BucketLayout& layout, size_t size
   return {};
 }
 
-// Outputs: the rank's part, the block.
-Status CreateReduceScatterStart(KernelInfo& info) {
+// Outputs: the rank's part (`ordered`: room for the part as each rank has it); then the tensors and
+// the padding, in one block, which the op that waits asks for.
+Status CreateBlockStart(KernelInfo& info, bool ordered) {
   ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, 0));
   const DType dtype = info.InputDType(0);
-  info.SetOutput(0, dtype, Shape{layout.part()});
-  DecideBlock(info, layout, dtype);
+  const int count = layout.tensors();
+  info.SetOutput(0, dtype, Shape{ordered ? layout.all() : layout.part()});
+  for (int i = 0; i < count; ++i) {
+    info.SetOutput(1 + i, dtype, info.InputShape(i));
+    info.SetMayReuse(i, 1 + i);
+  }
+  info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives,
                      CollectivesOfRanks(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
+    void *block = context.Output<void>(1), *parts = context.Output<void>(0);
     return collectives->Start(
-        number, Collective::ReduceScatter(dtype, context.Output<void>(1), context.Output<void>(0),
-                                          layout.part()));
+        number, ordered ? Collective::AllToAll(dtype, block, parts, layout.part())
+                        : Collective::ReduceScatter(dtype, block, parts, layout.part()));
   });
   return {};
 }
@@ -92,22 +89,6 @@ Status CreateReduceScatterWait(KernelInfo& info) {
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
     return collectives->Wait(number);
-  });
-  return {};
-}
-
-// Outputs: room for the rank's part as each rank has it, the block.
-Status CreateOrderedSumStart(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const BucketLayout layout, LayoutOf(info, 0));
-  const DType dtype = info.InputDType(0);
-  info.SetOutput(0, dtype, Shape{layout.all()});
-  DecideBlock(info, layout, dtype);
-  info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives,
-                     CollectivesOfRanks(context, layout.ranks()));
-    RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
-    return collectives->Start(number, Collective::AllToAll(dtype, context.Output<void>(1),
-                                                           context.Output<void>(0), layout.part()));
   });
   return {};
 }
@@ -232,9 +213,10 @@ void RegisterShards(KernelRegistry& registry) {
                   .deterministic = false,
                   .create = create});
   };
-  add("ReduceScatterStart", CreateReduceScatterStart);
+  add("ReduceScatterStart",
+      [](KernelInfo& info) { return CreateBlockStart(info, /*ordered=*/false); });
   add("ReduceScatterWait", CreateReduceScatterWait, {-2});
-  add("OrderedSumStart", CreateOrderedSumStart);
+  add("OrderedSumStart", [](KernelInfo& info) { return CreateBlockStart(info, /*ordered=*/true); });
   add("OrderedSumWait", CreateOrderedSumWait, {-2});
   add("OwnPart", CreateOwnPart);
   add("AllGatherStart", CreateAllGatherStart);
