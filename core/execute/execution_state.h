@@ -181,8 +181,14 @@ class ExecutionState : public KernelHost {
   // The value id that dynamic_ holds it by: a resume value for all views of it.
   uint32_t HolderOf(uint32_t id) const;
   bool IsAwaited(uint32_t id) const;
+  int FeedOf(uint32_t live) const;
+  Result<RuntimeValue> OnHost(const RuntimeValue& value) const;
+  StateSnapshot CapturePosition() const;
+  Status CaptureValue(uint32_t id, StateSnapshot::Value* out) const;
   Status FindPosition(const StateSnapshot& snapshot);
   Status RestoreRun(const StateSnapshot& snapshot, RunOptions options);
+  Status RestorePhase(const StateSnapshot& snapshot);
+  Status RestoreValues(const StateSnapshot& snapshot);
   Status RestoreFeed(int feed, const StateSnapshot::Feed& given);
   Status RestoreValue(uint32_t id, const StateSnapshot::Value& given);
   Status PlaceValue(uint32_t id, const Tensor& given);

@@ -165,10 +165,23 @@ uint32_t ExecutionState::HolderOf(uint32_t id) const {
   return id;
 }
 
-Result<StateSnapshot> ExecutionState::Capture() const try {
-  if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
-    return InvalidArgument("a snapshot needs a run that was started and has not ended");
-  }
+// The feed that holds a live value, or -1. A feed that was copied to another device counts, too.
+int ExecutionState::FeedOf(uint32_t live) const {
+  const PlannedBuffer& buffer = plan_->buffers()[plan_->values()[live].buffer];
+  if (buffer.kind == Kind::kFeed) return buffer.index;
+  const std::vector<uint32_t>& fed = plan_->feed_values();
+  const auto found = std::find(fed.begin(), fed.end(), live);
+  return found == fed.end() ? -1 : static_cast<int>(found - fed.begin());
+}
+
+Result<RuntimeValue> ExecutionState::OnHost(const RuntimeValue& value) const {
+  if (!value.is_tensor() || value.tensor().device().is_host()) return value;
+  ASSIGN_OR_RETURN(Tensor copy, CopyTo(value.tensor(), 0, AllocatorOf(0)));
+  return RuntimeValue(std::move(copy));
+}
+
+// Everything but the values of feeds and of nodes.
+StateSnapshot ExecutionState::CapturePosition() const {
   StateSnapshot out;
   out.fingerprint = plan_->fingerprint();
   out.threads = plan_->threads();
@@ -189,41 +202,45 @@ Result<StateSnapshot> ExecutionState::Capture() const try {
     out.parameters.push_back(
         {plan_->options().parameters[i]->name(), tensor.dtype(), tensor.shape(), IsWritten(index)});
   }
+  return out;
+}
+
+// A value that a node made: its bytes on the host, or the parameter that it is.
+Status ExecutionState::CaptureValue(uint32_t id, StateSnapshot::Value* out) const {
+  const Kind kind = plan_->buffers()[plan_->values()[id].buffer].kind;
+  if (kind != Kind::kDynamic && kind != Kind::kResume) {
+    ASSIGN_OR_RETURN(out->value, HostValueOf(id));
+    return {};
+  }
+  const RuntimeValue& own = dynamic_[id];
+  for (int p = 0; own.is_tensor() && p < static_cast<int>(plan_->options().parameters.size());
+       ++p) {
+    if (options_.parameters->tensor(p).raw() == own.tensor().raw())
+      out->parameter = options_.parameters->name(p);
+  }
+  if (!out->parameter.empty()) return {};
+  ASSIGN_OR_RETURN(out->value, OnHost(own));
+  return {};
+}
+
+Result<StateSnapshot> ExecutionState::Capture() const try {
+  if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
+    return InvalidArgument("a snapshot needs a run that was started and has not ended");
+  }
+  StateSnapshot out = CapturePosition();
   std::unordered_set<std::string> names;
   for (uint32_t live : LiveValues(*plan_, pc_)) {
-    const PlannedBuffer& buffer = plan_->buffers()[plan_->values()[live].buffer];
-    const auto fed = std::find(plan_->feed_values().begin(), plan_->feed_values().end(), live);
-    if (buffer.kind == Kind::kFeed || fed != plan_->feed_values().end()) {
-      const size_t feed = buffer.kind == Kind::kFeed ? static_cast<size_t>(buffer.index)
-                                                     : fed - plan_->feed_values().begin();
-      out.feeds[feed].value = feeds_[feed];
-      if (feeds_[feed].is_tensor() && !feeds_[feed].tensor().device().is_host()) {
-        ASSIGN_OR_RETURN(Tensor copy, CopyTo(feeds_[feed].tensor(), 0, AllocatorOf(0)));
-        out.feeds[feed].value = std::move(copy);
-      }
+    if (const int feed = FeedOf(live); feed >= 0) {
+      ASSIGN_OR_RETURN(out.feeds[feed].value, OnHost(feeds_[feed]));
       continue;
     }
-    if (buffer.kind == Kind::kConstant || buffer.kind == Kind::kParameter) continue;
+    const Kind kind = plan_->buffers()[plan_->values()[live].buffer].kind;
+    if (kind == Kind::kConstant || kind == Kind::kParameter) continue;
     const uint32_t id = HolderOf(live);
     StateSnapshot::Value value{plan_->values()[id].value->name()};
     if (!names.insert(value.name).second) continue;  // the same on two devices
-    const bool held = buffer.kind == Kind::kDynamic || buffer.kind == Kind::kResume;
-    if (buffer.kind == Kind::kResume && IsAwaited(id)) continue;
-    const RuntimeValue own = held ? dynamic_[id] : RuntimeValue();
-    for (int p = 0; own.is_tensor() && p < static_cast<int>(out.parameters.size()); ++p) {
-      if (options_.parameters->tensor(p).raw() == own.tensor().raw())
-        value.parameter = options_.parameters->name(p);
-    }
-    if (value.parameter.empty()) {
-      if (held && (!own.is_tensor() || own.tensor().device().is_host())) {
-        value.value = own;
-      } else if (held) {
-        ASSIGN_OR_RETURN(Tensor copy, CopyTo(own.tensor(), 0, AllocatorOf(0)));
-        value.value = std::move(copy);
-      } else {
-        ASSIGN_OR_RETURN(value.value, HostValueOf(id));
-      }
-    }
+    if (kind == Kind::kResume && IsAwaited(id)) continue;
+    RETURN_IF_ERROR(CaptureValue(id, &value));
     out.values.push_back(std::move(value));
   }
   RETURN_IF_ERROR(WaitForDevices());
@@ -356,30 +373,43 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
                                 ? "updated at this step in the program, not in the snapshot"
                                 : "updated in the snapshot, not at this step in the program"));
   }
-  phase_ = Phase::kReady;
-  if (snapshot.yield_index >= 0) {
-    phase_ = Phase::kYielded;
-    yield_index_ = snapshot.yield_index;
-    const Yield& yield = plan_->yields()[yield_index_];
-    const size_t taken = snapshot.handed_out.size(), seen = snapshot.yielded.size();
-    if (yield.step != pc_ - 1 || (taken != 0 && taken != yield.outputs.size()) ||
-        (seen != 0 && seen != yield.outputs.size())) {
-      return InvalidArgument("the snapshot does not fit the program: it waits at yield " +
-                             std::to_string(yield_index_) + ", the program does not");
-    }
-    handed_out_ = snapshot.handed_out;
-    yielded_ = snapshot.yielded;
-  } else {
-    handed_out_.reserve(plan_->fetches().size());
-  }
+  RETURN_IF_ERROR(RestorePhase(snapshot));
   RETURN_IF_ERROR(BindFetches());
+  RETURN_IF_ERROR(RestoreValues(snapshot));
+  RETURN_IF_ERROR(WaitForDevices());
+  return VerifyContiguous();
+}
+
+// Ready to run the next step, or waiting at the snapshot's yield.
+Status ExecutionState::RestorePhase(const StateSnapshot& snapshot) {
+  phase_ = Phase::kReady;
+  if (snapshot.yield_index < 0) {
+    handed_out_.reserve(plan_->fetches().size());
+    return {};
+  }
+  phase_ = Phase::kYielded;
+  yield_index_ = snapshot.yield_index;
+  const Yield& yield = plan_->yields()[yield_index_];
+  const size_t taken = snapshot.handed_out.size(), seen = snapshot.yielded.size();
+  if (yield.step != pc_ - 1 || (taken != 0 && taken != yield.outputs.size()) ||
+      (seen != 0 && seen != yield.outputs.size())) {
+    return InvalidArgument("the snapshot does not fit the program: it waits at yield " +
+                           std::to_string(yield_index_) + ", the program does not");
+  }
+  handed_out_ = snapshot.handed_out;
+  yielded_ = snapshot.yielded;
+  return {};
+}
+
+// Every value that the steps from here on read. One plan reads a parameter or a constant where it
+// is; another one has copied it from or to a device: so these are sources, too.
+Status ExecutionState::RestoreValues(const StateSnapshot& snapshot) {
   feeds_.assign(snapshot.feeds.size(), {});
   std::unordered_map<std::string, StateSnapshot::Value> values;
   for (const StateSnapshot::Value& value : snapshot.values) values[value.name] = value;
   for (const StateSnapshot::Feed& feed : snapshot.feeds) {
     if (feed.value.has_value()) values.try_emplace(feed.name, feed.name, feed.value);
   }
-  // One plan reads a parameter where it is; another one has copied it from or to a device.
   std::unordered_map<std::string, Tensor> lasting;
   for (int p = 0; p < static_cast<int>(snapshot.parameters.size()); ++p) {
     if (IsWritten(p)) continue;
@@ -387,20 +417,17 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
   }
   std::unordered_set<uint32_t> done;
   for (uint32_t live : LiveValues(*plan_, pc_)) {
-    const PlannedBuffer& buffer = plan_->buffers()[plan_->values()[live].buffer];
-    const auto fed = std::find(plan_->feed_values().begin(), plan_->feed_values().end(), live);
-    if (buffer.kind == Kind::kFeed || fed != plan_->feed_values().end()) {
-      const size_t feed = buffer.kind == Kind::kFeed ? static_cast<size_t>(buffer.index)
-                                                     : fed - plan_->feed_values().begin();
+    if (const int feed = FeedOf(live); feed >= 0) {
       StateSnapshot::Feed given = snapshot.feeds[feed];
       if (const auto found = values.find(given.name); found != values.end())
         given.value = found->second.value;
-      RETURN_IF_ERROR(RestoreFeed(static_cast<int>(feed), given));
+      RETURN_IF_ERROR(RestoreFeed(feed, given));
       continue;
     }
-    if (buffer.kind == Kind::kConstant || buffer.kind == Kind::kParameter) continue;
+    const Kind kind = plan_->buffers()[plan_->values()[live].buffer].kind;
+    if (kind == Kind::kConstant || kind == Kind::kParameter) continue;
     const uint32_t id = HolderOf(live);
-    if (!done.insert(id).second || (buffer.kind == Kind::kResume && IsAwaited(id))) continue;
+    if (!done.insert(id).second || (kind == Kind::kResume && IsAwaited(id))) continue;
     const std::string& name = plan_->values()[id].value->name();
     const Tensor* constant = plan_->graph().Initializer(plan_->values()[id].value);
     if (constant != nullptr) lasting.try_emplace(name, *constant);
@@ -415,8 +442,7 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
     }
     RETURN_IF_ERROR(RestoreValue(id, found->second));
   }
-  RETURN_IF_ERROR(WaitForDevices());
-  return VerifyContiguous();
+  return {};
 }
 
 Status ExecutionState::RestoreFeed(int feed, const StateSnapshot::Feed& given) {

@@ -52,6 +52,31 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(const TrainOptions& options) {
 }
 
 Status Trainer::Prepare() {
+  RETURN_IF_ERROR(CheckOptions());
+  RETURN_IF_ERROR(JoinRanks());
+  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
+  ASSIGN_OR_RETURN(Model model,
+                   ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
+  std::optional<StepOptions> step;
+  if (exported) {
+    ASSIGN_OR_RETURN(step, ReadStepOptions(model));
+    options_.loss = "output";
+    options_.prediction = step->loss.prediction;
+    options_.accumulate = step->accumulation_steps;
+  }
+  RETURN_IF_ERROR(PrepareData(model));
+  RETURN_IF_ERROR(PrepareSession(std::move(model), std::move(step)));
+  RETURN_IF_ERROR(Restore());
+  first_ = session_->updates();
+  if (!options_.tensorboard.empty()) {
+    ASSIGN_OR_RETURN(events_, EventWriter::Create(options_.tensorboard));
+    RETURN_IF_ERROR(events_->AddText("options", OptionsText(), first_));
+  }
+  return OpenLog();
+}
+
+// Options that need another one, or rule each other out.
+Status Trainer::CheckOptions() const {
   if (options_.resume && options_.checkpoint.empty())
     return InvalidArgument("--resume needs --checkpoint");
   if (!options_.record.empty() && !options_.refuse_nonfinite)
@@ -61,22 +86,16 @@ Status Trainer::Prepare() {
   if (options_.shard > 0 && !options_.best.empty())
     return InvalidArgument(
         "--best: with --shard all ranks save together, and only rank 0 validates");
-  RETURN_IF_ERROR(JoinRanks());
   if (options_.logical_shards > 0 && options_.batch % options_.logical_shards != 0) {
     return InvalidArgument("--batch: " + std::to_string(options_.logical_shards) +
                            " logical shards are equal parts of each batch, which " +
                            std::to_string(options_.batch) + " examples do not have");
   }
-  ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options_.model));
-  ASSIGN_OR_RETURN(Model model,
-                   ReadModel(exported ? ExportedModelPath(options_.model) : options_.model));
-  StepOptions step;
-  if (exported) {
-    ASSIGN_OR_RETURN(step, ReadStepOptions(model));
-    options_.loss = "output";
-    options_.prediction = step.loss.prediction;
-    options_.accumulate = step.accumulation_steps;
-  }
+  return {};
+}
+
+// The examples, their order, and how many updates there are.
+Status Trainer::PrepareData(const Model& model) {
   ASSIGN_OR_RETURN(data_, LoadTrainData(options_, model));
   if (!is_first_rank_) data_.validation = nullptr;
   if (!options_.best.empty() && data_.validation == nullptr)
@@ -91,6 +110,11 @@ Status Trainer::Prepare() {
                : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
   validate_every_ = options_.validate_every;
   if (validate_every_ == 0) validate_every_ = std::max<int64_t>(1, std::llround(updates_per_epoch));
+  return {};
+}
+
+// `exported`: the options of the exported step that the model is of, whose state is read, too.
+Status Trainer::PrepareSession(Model model, std::optional<StepOptions> exported) {
   ASSIGN_OR_RETURN(const Loss loss, MakeLoss(options_, data_.text != nullptr));
   ASSIGN_OR_RETURN(metric_, Metric::Create(options_.metric, loss));
   const auto& outputs = model.graph->outputs();
@@ -100,20 +124,14 @@ Status Trainer::Prepare() {
   prediction_ = found == outputs.end() ? 0 : static_cast<size_t>(found - outputs.begin());
   ASSIGN_OR_RETURN(TrainingOptions training,
                    MakeTrainingOptions(options_, total_, data_.text != nullptr));
-  if (exported) training.step = std::move(step);
+  const bool has_state = exported.has_value();
+  if (has_state) training.step = *std::move(exported);
   training.communicator = ranks_;
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
-  if (exported) {
-    RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
-    if (options_.learning_rate) session_->set_learning_rate(*options_.learning_rate);
-  }
-  RETURN_IF_ERROR(Restore());
-  first_ = session_->updates();
-  if (!options_.tensorboard.empty()) {
-    ASSIGN_OR_RETURN(events_, EventWriter::Create(options_.tensorboard));
-    RETURN_IF_ERROR(events_->AddText("options", OptionsText(), first_));
-  }
-  return OpenLog();
+  if (!has_state) return {};
+  RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
+  if (options_.learning_rate) session_->set_learning_rate(*options_.learning_rate);
+  return {};
 }
 
 Status Trainer::JoinRanks() {

@@ -36,6 +36,9 @@ class Trainer {
 
   explicit Trainer(const TrainOptions& options) : options_(options) {}
   Status Prepare();
+  Status CheckOptions() const;
+  Status PrepareData(const Model& model);
+  Status PrepareSession(Model model, std::optional<StepOptions> exported);
   // Takes this process's place among the ranks that mpirun has started, if it has.
   Status JoinRanks();
   Status Restore();

@@ -98,34 +98,76 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
   return plan;
 }
 
-// Calls fn(offsets, at, length) for each piece of a run within the output's elements [first, last),
-// in order, from one place only, so that it is compiled once: `offsets[n]` is where operand n
-// stands, `at` the output's element. REQUIRES: 0 <= first < last <= plan.elements.
-template <int N, typename Fn>
-void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
-  assert(0 <= first && first < last && last <= plan.elements);
-  std::array<int64_t, N> offsets = {};
-  const int inner = plan.rank - 1;
-  std::array<int64_t, kMaxBroadcastDims> index;
-  int64_t rest = first;
-  for (int d = inner; d >= 0; --d) {
-    index[d] = rest % plan.dims[d];
-    rest /= plan.dims[d];
-    for (int n = 0; n < N; ++n) offsets[n] += index[d] * plan.strides[n][d];
-  }
-  for (int64_t at = first; at < last;) {
-    const int64_t length = std::min(plan.dims[inner] - index[inner], last - at);
-    fn(offsets, at, length);
-    at += length;
-    for (int n = 0; n < N; ++n) offsets[n] -= index[inner] * plan.strides[n][inner];
-    index[inner] = 0;
-    for (int d = inner - 1; d >= 0; --d) {
-      for (int n = 0; n < N; ++n) offsets[n] += plan.strides[n][d];
-      if (++index[d] < plan.dims[d]) break;
-      for (int n = 0; n < N; ++n) offsets[n] -= plan.dims[d] * plan.strides[n][d];
-      index[d] = 0;
+// The pieces of runs within the output's elements [first, last), in order. A plan of one run takes
+// no division and no call, which a small tensor would be bound by.
+// REQUIRES: 0 <= first < last <= plan.elements.
+template <int N>
+class RunWalk {
+ public:
+  RunWalk(const BroadcastPlan<N>& plan, int64_t first, int64_t last)
+      : plan_(plan), at_(first), last_(last) {
+    assert(0 <= first && first < last && last <= plan.elements);
+    if (plan.rank > 1) {
+      Begin();
+    } else {
+      for (int n = 0; n < N; ++n) offsets_[n] = first * plan.strides[n][0];
+      length_ = last - first;
     }
   }
+  // False at the end.
+  bool Next() {
+    at_ += length_;
+    if (at_ >= last_) return false;
+    Advance();
+    return true;
+  }
+  // Where each operand stands, and the output's element.
+  const std::array<int64_t, N>& offsets() const { return offsets_; }
+  int64_t at() const { return at_; }
+  int64_t length() const { return length_; }
+
+ private:
+  // Not inlined: one copy serves the loops of all ops and instruction sets.
+  [[gnu::noinline]] void Begin() {
+    offsets_ = {};
+    int64_t rest = at_;
+    for (int d = plan_.rank - 1; d >= 0; --d) {
+      index_[d] = rest % plan_.dims[d];
+      rest /= plan_.dims[d];
+      for (int n = 0; n < N; ++n) offsets_[n] += index_[d] * plan_.strides[n][d];
+    }
+    SetLength();
+  }
+  [[gnu::noinline]] void Advance() {
+    const int inner = plan_.rank - 1;
+    for (int n = 0; n < N; ++n) offsets_[n] -= index_[inner] * plan_.strides[n][inner];
+    index_[inner] = 0;
+    for (int d = inner - 1; d >= 0; --d) {
+      for (int n = 0; n < N; ++n) offsets_[n] += plan_.strides[n][d];
+      if (++index_[d] < plan_.dims[d]) break;
+      for (int n = 0; n < N; ++n) offsets_[n] -= plan_.dims[d] * plan_.strides[n][d];
+      index_[d] = 0;
+    }
+    SetLength();
+  }
+  void SetLength() {
+    const int inner = plan_.rank - 1;
+    length_ = std::min(plan_.dims[inner] - index_[inner], last_ - at_);
+  }
+
+  const BroadcastPlan<N>& plan_;
+  int64_t at_, last_, length_;
+  std::array<int64_t, N> offsets_;
+  std::array<int64_t, kMaxBroadcastDims> index_;  // unused where there is one run
+};
+
+// Calls fn(offsets, at, length) for each piece that RunWalk has, from one place only, so that it is
+// compiled once.
+template <int N, typename Fn>
+void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
+  RunWalk<N> walk(plan, first, last);
+  do fn(walk.offsets(), walk.at(), walk.length());
+  while (walk.Next());
 }
 
 // y[i] = op(a[i], b[i]) over a run, on which `a` and `b` move or stand still. `y` may be `a` or
