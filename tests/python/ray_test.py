@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray's TorchTrainer on two workers: a wrapped module and a compiled step train as eager modules do."""
 
+import json
 import os
 import pathlib
 
@@ -19,12 +20,16 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def workers():
-    """A Ray of this machine's own, whose workers find this file and caesura."""
+    """A Ray of this test's own, whose workers find this file and caesura."""
     path = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH"))))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {
-        "PYTHONPATH": path, "CAESURA_PROGRAM_CACHE": "off", "OMP_NUM_THREADS": "1"}})
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PYTHONPATH": path, "CAESURA_PROGRAM_CACHE": "off", "OMP_NUM_THREADS": "1",
+                            "RAY_USAGE_STATS_ENABLED": "0"}.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20,
+                 _node_ip_address="127.0.0.1")
+        yield
+        ray.shutdown()
 
 
 def net():
@@ -61,15 +66,20 @@ def worker(config):
     module = net()
     step = caesura.compile_step(module, cross_entropy, torch.optim.AdamW(module.parameters(), lr=1e-2))
     compiled = [float(step(*batch(k))) for k in range(STEPS)]
-    ray.train.report({"world": dist.get_world_size(), "eager": eager, "wrapped": wrapped, "compiled": compiled,
-                      "kernels": caesura.report().kernel_calls, "fallbacks": len(caesura.report().fallbacks)})
+    if dist.get_rank() == 0:
+        pathlib.Path(config["found"]).write_text(json.dumps({
+            "world": dist.get_world_size(), "eager": eager, "wrapped": wrapped, "compiled": compiled,
+            "kernels": caesura.report().kernel_calls, "fallbacks": len(caesura.report().fallbacks)}))
 
 
 def test_two_workers(workers, tmp_path):
     trainer = ray.train.torch.TorchTrainer(
-        worker, scaling_config=ray.train.ScalingConfig(num_workers=2),
-        torch_config=ray.train.torch.TorchConfig(backend="gloo"), run_config=ray.train.RunConfig(storage_path=str(tmp_path)))
-    metrics = trainer.fit().metrics
-    assert metrics["world"] == 2 and metrics["kernels"] >= 2 * STEPS and metrics["fallbacks"] == 0
-    assert metrics["wrapped"] == pytest.approx(metrics["eager"], rel=1e-5)
-    assert metrics["compiled"] == pytest.approx(metrics["eager"], rel=1e-5)
+        worker, train_loop_config={"found": str(tmp_path / "found.json")},
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+        run_config=ray.train.RunConfig(storage_path=str(tmp_path)))
+    trainer.fit()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["world"] == 2 and found["kernels"] >= 2 * STEPS and found["fallbacks"] == 0
+    assert found["wrapped"] == pytest.approx(found["eager"], rel=1e-5)
+    assert found["compiled"] == pytest.approx(found["eager"], rel=1e-5)
