@@ -30,7 +30,7 @@ def export(path, batch):
     from caesura.bench.models import Gpt, GptSizes
     torch.manual_seed(0)
     tokens = torch.zeros(batch, GptSizes().time, dtype=torch.int64)
-    torch.onnx.export(Gpt(GptSizes()), (tokens,), dynamo=True, optimize=False, verbose=False, input_names=["x"],
+    torch.onnx.export(Gpt(GptSizes()).eval(), (tokens,), dynamo=True, optimize=False, verbose=False, input_names=["x"],
                       output_names=["scores"]).save(str(path))
 
 
