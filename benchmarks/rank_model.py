@@ -50,7 +50,8 @@ class Scenarios:
             model, gpu, link = self.models[case["model"]], self.gpus[case["gpu"]], self.links[case["link"]]
             for name, fields in case["exchanges"].items():
                 for ranks in case["ranks"]:
-                    found = predict(model, gpu, link, Exchange(**fields), ranks, case["efficiency"])
+                    found = predict(model, gpu, link, Exchange(**fields), ranks, case["efficiency"],
+                                    case.get("compute_seconds"))
                     yield {"model": case["model"], "exchange": name, "gpu_memory": 1e9 * gpu.memory, **found}
 
     def comparisons(self):
@@ -129,8 +130,9 @@ def cost_table(results):
     text = ""
     for case in results["parameters"]["costs"]:
         rows = [r for r in results["costs"] if r["model"] == case["model"]]
-        text += (f"{case['model']} on {case['gpu']}, {case['link']}, {case['efficiency']:.0%} of the peak; a rank "
-                 f"computes for {seconds(rows[0]['compute'])}:\n\n")
+        share = "measured" if case.get("compute_seconds") else f"{case['efficiency']:.0%} of the peak"
+        text += (f"{case['model']} on {case['gpu']}, {case['link']}; a rank computes for "
+                 f"{seconds(rows[0]['compute'])} ({share}):\n\n")
         text += header(["exchange", "ranks", "sent a rank", "latency", "transfer", "not overlapped", "step", "scaling",
                         "state", "with activations"])
         for r in rows:
@@ -179,7 +181,7 @@ def with_options(scenarios, options):
         "models": {"model": dataclasses.asdict(chosen[Model])}, "gpus": {"GPU": dataclasses.asdict(chosen[Gpu])},
         "links": {"link": dataclasses.asdict(chosen[Link])}, "comparisons": [], "measured": [], "memory": [],
         "costs": [{"model": "model", "gpu": "GPU", "link": "link", "efficiency": options.efficiency,
-                   "ranks": options.ranks, "exchanges": exchanges}]}
+                   "compute_seconds": options.compute_seconds, "ranks": options.ranks, "exchanges": exchanges}]}
 
 
 def main():
@@ -191,6 +193,8 @@ def main():
         for field in (f for f in dataclasses.fields(kind) if f.type is not bool):
             own.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, help=about)
     own.add_argument("--efficiency", type=float, default=0.4, help="share of the GPU's peak that a step reaches")
+    own.add_argument("--compute-seconds", type=float,
+                     help="a measured step of one rank with its update, in place of the GPU's figures")
     own.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 1024])
     own.add_argument("--exchange", nargs="+", choices=tuple(STEPS), default=["all_reduce", "shard"])
     own.add_argument("--bucket", type=float, default=64,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of the cost of many ranks: its formulas beside the simulated communicator's, its memory beside sessions'."""
+"""The model of the cost of many ranks: formulas beside the simulated communicator's, memory beside sessions'."""
 
 import dataclasses
 import json
@@ -131,8 +131,10 @@ def test_kept_results_are_those_of_the_scenarios():
 
 def test_the_command_takes_a_case_of_ones_own(tmp_path):
     command = [sys.executable, TOP / "benchmarks" / "rank_model.py", "--layers", "2", "--width", "64",
-               "--ranks", "2", "16", "--exchange", "all_reduce", "--json", tmp_path / "own.json"]
+               "--compute-seconds", "0.25", "--ranks", "2", "16",
+               "--exchange", "all_reduce", "--json", tmp_path / "own.json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = json.loads((tmp_path / "own.json").read_text())
     assert [r["ranks"] for r in found["costs"]] == [2, 16] and found["parameters"]["models"]["model"]["width"] == 64
+    assert all(r["compute"] == 0.25 for r in found["costs"])
     assert "| model | 2 | 64 |" in printed and "TorchTitan" not in printed
