@@ -15,64 +15,22 @@ nothing can overlap with.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 
-NAMES = ("caesura-rank-0", "caesura-rank-1")
-ADDRESSES = ("10.213.77.1", "10.213.77.2")
-PORT = "29577"
+import rank_link
+
 BUCKETS = (1, 4, 25)
-
-
-def command(*words):
-    subprocess.run(words, check=True, capture_output=True, text=True)
-
-
-def limit(rank, gbit):
-    command("ip", "netns", "exec", NAMES[rank], "tc", "qdisc", "replace", "dev", "wire", "root", "tbf",
-            "rate", f"{gbit}gbit", "burst", "256kb", "latency", "100ms")
-
-
-def connect():
-    """Two namespaces with a link between them."""
-    for name in NAMES:
-        command("ip", "netns", "add", name)
-    command("ip", "link", "add", "wire", "netns", NAMES[0], "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
-    for name, address in zip(NAMES, ADDRESSES, strict=True):
-        for words in (("addr", "add", f"{address}/24", "dev", "wire"), ("link", "set", "wire", "up"), ("link", "set", "lo", "up")):
-            command("ip", "-n", name, *words)
-
-
-def disconnect():
-    for name in NAMES:
-        subprocess.run(("ip", "netns", "del", name), capture_output=True, check=False)
 
 
 def launch(options):
     try:
-        connect()
-    except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        disconnect()
-        print(f"skipped: network namespaces cannot be made here ({(getattr(error, 'stderr', '') or str(error)).strip()})")
-        return
-    try:
-        for gbit in options.gbit:
-            for rank in range(2):
-                limit(rank, gbit)
-            ranks = []
-            for rank in range(2):
-                environment = os.environ | {
-                    "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT,
-                    "GLOO_SOCKET_IFNAME": "wire", "OMP_NUM_THREADS": "1", "CAESURA_NUM_THREADS": "1"}
-                arguments = [*sys.argv[1:], "--rank", str(rank), "--link", str(gbit)]
-                ranks.append(subprocess.Popen(["ip", "netns", "exec", NAMES[rank], sys.executable, __file__, *arguments],
-                                              env=environment))
-            codes = [rank.wait() for rank in ranks]
-            if any(codes):
-                sys.exit(f"a rank ended with {codes}")
-    finally:
-        disconnect()
+        with rank_link.namespaces():
+            for gbit in options.gbit:
+                rank_link.limit(gbit)
+                rank_link.run_ranks(__file__, [*sys.argv[1:], "--link", str(gbit)])
+    except rank_link.NoNamespaces as error:
+        print(f"skipped: {error}")
 
 
 def quartiles(values):

@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of whole training steps in README.md and docs/performance.md from the bench's results.
+"""Writes the tables of whole training steps in README.md and docs/performance.md from the bench's results, and those of
+docs/guides/rank_costs.md from the results of the model of many ranks.
 
-    python -m caesura.bench --json benchmarks/results/2026-11-25.json   measures; the file's name is the day
-    python docs/make_tables.py                                          writes the tables
+    python -m caesura.bench --json benchmarks/results/2026-11-25.json             measures; the file's name is the day
+    python benchmarks/rank_model.py --json benchmarks/results/rank_costs.json     predicts
+    python docs/make_tables.py                                                    writes the tables
 
-The newest file counts. A table stands between `<!-- steps -->` and `<!-- end -->`; nobody edits it by hand.
+Of the bench's files the newest counts. A table stands between `<!-- steps -->`, or the name of another table, and
+`<!-- end -->`; nobody edits it by hand.
 """
 
 import json
 import pathlib
 import re
+import sys
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP / "benchmarks"))
+
+import rank_model  # noqa: E402
+from markdown_table import header, row  # noqa: E402
+
 RESULTS = TOP / "benchmarks" / "results"
+RANK_COSTS, RANK_PAGE = RESULTS / "rank_costs.json", "docs/guides/rank_costs.md"
 PEERS = {"eager-fused": "PyTorch eager", "compile": "torch.compile", "ort-on-device": "ORT on-device", "jax": "JAX"}
 SHORT = {"tiny-mlp": "tiny MLP, batch 16", "mlp": "MLP 784-512-512-10, batch 64", "chargpt": "GPT of 10.7 M parameters",
          "llama": "Llama of 4.0 M parameters", "gpt2": "GPT-2 (124 M)", "resnet18": "ResNet-18 at 64x64"}  # the README's rows
-BLOCK = re.compile(r"(?<=<!-- steps -->\n).*?(?=<!-- end -->)", re.S)
 
 
 def newest():
     """The newest results' path; None if there are none."""
-    return max(RESULTS.glob("*.json"), default=None)
-
-
-def row(cells):
-    return f"| {' | '.join(cells)} |\n"
-
-
-def header(names):
-    return row(names) + "|" + "---|" * len(names) + "\n"
+    return max(RESULTS.glob("2*.json"), default=None)
 
 
 def machine(results, day):
@@ -85,10 +86,22 @@ def long_table(results, day):
 TABLES = {"README.md": short_table, "docs/performance.md": long_table}
 
 
+def with_table(text, name, table):
+    """The text of a page with `table` between the marks of this name."""
+    return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _: table, text, count=1, flags=re.S)
+
+
 def page_with_table(page, path):
     """The text of the page (a name in TABLES) with the table of the results in the file `path`."""
-    table = TABLES[page](json.loads(path.read_text()), path.stem)
-    return BLOCK.sub(lambda _: table, (TOP / page).read_text(), count=1)
+    return with_table((TOP / page).read_text(), "steps", TABLES[page](json.loads(path.read_text()), path.stem))
+
+
+def rank_page(results):
+    """The text of the page about the cost of many ranks with the tables of these results."""
+    text = (TOP / RANK_PAGE).read_text()
+    for name, table in rank_model.TABLES.items():
+        text = with_table(text, name, table(results))
+    return text
 
 
 if __name__ == "__main__":
@@ -97,3 +110,5 @@ if __name__ == "__main__":
     for page in TABLES:
         (TOP / page).write_text(page_with_table(page, newest()))
         print(f"{page}: the table of {newest().name}")
+    (TOP / RANK_PAGE).write_text(rank_page(json.loads(RANK_COSTS.read_text())))
+    print(f"{RANK_PAGE}: the tables of {RANK_COSTS.name}")

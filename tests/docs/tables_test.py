@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of training steps are those that docs/make_tables.py makes from the newest results."""
+"""The tables of training steps and of many ranks are those that docs/make_tables.py makes from the kept results."""
 
 import importlib.util
 import json
@@ -64,3 +64,9 @@ def test_a_table_takes_the_place_of_the_old_one(page, tmp_path):
 @pytest.mark.parametrize("page", make_tables.TABLES)
 def test_pages_show_the_newest_results(page):
     assert (TOP / page).read_text() == make_tables.page_with_table(page, make_tables.newest())
+
+
+def test_the_page_of_many_ranks_shows_the_kept_results():
+    page = (TOP / make_tables.RANK_PAGE).read_text()
+    assert page == make_tables.rank_page(json.loads(make_tables.RANK_COSTS.read_text()))
+    assert all(page.count(f"<!-- {name} -->\n|") + page.count(f"<!-- {name} -->\nMPT") == 1 for name in make_tables.rank_model.TABLES)
