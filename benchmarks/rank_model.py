@@ -36,6 +36,8 @@ from markdown_table import header, row
 from rank_steps import STEPS, Exchange, Gpu, Link, Model, fitted_efficiency, predict, state_bytes
 
 SCENARIOS = pathlib.Path(__file__).with_name("rank_scenarios.json")
+
+
 class Scenarios:
     """The parameters of rank_scenarios.json."""
 
