@@ -25,6 +25,14 @@
 #include "graph_transforms/weight_packing.h"
 
 namespace caesura {
+namespace {
+
+bool AllOnHost(const ProviderList& providers) {
+  return std::all_of(providers.begin(), providers.end(),
+                     [](const auto& provider) { return provider->device().is_host(); });
+}
+
+}  // namespace
 
 PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   PassList passes;
@@ -71,7 +79,7 @@ PassList FusionPasses(const ProviderList& providers, std::unordered_set<std::str
   // fewer readers.
   passes.push_back(MakeMatMulEpiloguePass());
   // The remaining arithmetic on rows goes through cache together.
-  passes.push_back(MakeRowFusionPass());
+  passes.push_back(MakeRowFusionPass(!AllOnHost(providers)));
   return passes;
 }
 
@@ -110,10 +118,7 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
 
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
   PassList passes;
-  const bool only_host = std::all_of(providers.begin(), providers.end(), [](const auto& provider) {
-    return provider->device().is_host();
-  });
-  if (only_host) return passes;
+  if (AllOnHost(providers)) return passes;
   // Ops that no provider has become their bodies, whose nodes may be links of shape chains.
   passes.push_back(MakeFunctionInliningPass(providers));
   // Which values look like shapes is a matter of their types.

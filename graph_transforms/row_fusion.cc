@@ -110,13 +110,14 @@ class RowsBody {
 
 class RowFusion : public Pass {
  public:
+  explicit RowFusion(bool for_device) : for_device_(for_device) {}
   const char* name() const override { return "row_fusion"; }
 
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
     RowOps ops;
     for (const auto& node : graph.nodes()) {
-      if (auto op = AsRowOp(*node)) ops.emplace(node.get(), *std::move(op));
+      if (auto op = AsRowOp(*node, for_device_)) ops.emplace(node.get(), *std::move(op));
     }
     const std::vector<std::vector<Node*>> groups = Group(graph, ops);
     if (groups.empty()) return false;
@@ -175,10 +176,14 @@ class RowFusion : public Pass {
     if (!groups.empty()) graph.Reorder(convex.Order());
     return groups;
   }
+
+  const bool for_device_;
 };
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeRowFusionPass() { return std::make_shared<RowFusion>(); }
+std::shared_ptr<Pass> MakeRowFusionPass(bool for_device) {
+  return std::make_shared<RowFusion>(for_device);
+}
 
 }  // namespace caesura

@@ -14,8 +14,9 @@ namespace caesura {
 // run them tile by tile in cache. Any shape of group will do, with several inputs and outputs;
 // forward and backward nodes stay apart, as do nodes that depend on initializers alone, which
 // planning folds or caches, from all others. Where types do not prove that rows agree, nothing
-// changes.
-std::shared_ptr<Pass> MakeRowFusionPass();
+// changes. `for_device`: the providers have a device, and groups take in ops of
+// OpTraits::device_rows.
+std::shared_ptr<Pass> MakeRowFusionPass(bool for_device = false);
 
 }  // namespace caesura
 

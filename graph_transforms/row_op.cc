@@ -46,11 +46,12 @@ bool GoesWith(const Dims& dims, const Dims& rows) {
 
 }  // namespace
 
-std::optional<RowOp> AsRowOp(const Node& node) {
+std::optional<RowOp> AsRowOp(const Node& node, bool for_device) {
   const OpTraits& traits = TraitsOf(node);
   const bool sums_rows = traits.rows == OpTraits::Rows::kSums;
   const bool reduces = traits.rows == OpTraits::Rows::kReduces;
-  if (traits.rows == OpTraits::Rows::kNone && !traits.elementwise) return std::nullopt;
+  const bool elementwise = traits.elementwise || (for_device && traits.device_rows);
+  if (traits.rows == OpTraits::Rows::kNone && !elementwise) return std::nullopt;
   RowOp op;
   op.columns = traits.row_sums;
   const Dims* whole = FilledDimsOf(sums_rows || reduces ? node.input(0) : node.output(0));

@@ -15,8 +15,9 @@ struct RowOp {
   std::vector<int> columns;  // outputs that are sums over all rows
 };
 
-// Nothing where the op looks beyond a row, or where types do not say enough.
-std::optional<RowOp> AsRowOp(const Node& node);
+// Nothing where the op looks beyond a row, or where types do not say enough. `for_device`: ops of
+// OpTraits::device_rows are such ops too.
+std::optional<RowOp> AsRowOp(const Node& node, bool for_device);
 
 }  // namespace caesura
 

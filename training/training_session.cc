@@ -10,7 +10,9 @@
 
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
+#include "core/plan/placement.h"
 #include "core/providers/tensor_copy.h"
+#include "graph_transforms/cast_grouping.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/gradient_reduction.h"
@@ -171,8 +173,12 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   }
   const bool early = options_.step.commit == CommitMode::kEagerConsume;
   const bool several = options_.step.bucket_bytes > 0;
-  const auto passes = [early, several, names = program.parameters](const ProviderList& providers) {
+  const bool may_recompute = options_.memory_budget > 0;  // casts apart, each where it is read
+  const auto passes = [early, several, may_recompute,
+                       names = program.parameters](const ProviderList& providers) {
     PassList list = StepPasses(providers, NameSet(names));
+    if (DevicesOf(providers).size() > 1 && !may_recompute)
+      list.push_back(MakeCastGroupingPass(NameSet(names)));
     if (early) list.push_back(MakeUpdateOrderPass(names));
     if (several) list.push_back(MakeCollectiveOrderPass());
     list.push_back(MakeUpdatePlacementPass(names, providers));

@@ -99,11 +99,11 @@ Status CudaDevice::Open(const CudaOptions& options) {
   }
   RETURN_IF_ERROR(StartCudnn(!options.libraries.cudnn.empty()));
   // Not a buffer of the provider's own: that would keep the device alive.
-  CUdeviceptr cell = 0;
-  RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cell, sizeof(unsigned), pool_, stream_);
-  error_cell_ =
-      std::make_shared<Buffer>(reinterpret_cast<void*>(cell), sizeof(unsigned), device(), nullptr);
-  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cell, 0, sizeof(unsigned), stream_);
+  constexpr size_t kBytes = (1 + kCounters) * sizeof(unsigned);
+  CUdeviceptr cells = 0;
+  RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cells, kBytes, pool_, stream_);
+  cells_ = std::make_shared<Buffer>(reinterpret_cast<void*>(cells), kBytes, device(), nullptr);
+  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cells, 0, kBytes, stream_);
   return {};
 }
 
@@ -128,8 +128,8 @@ CudaDevice::~CudaDevice() {
   for (const auto& [source, module] : modules_) {
     if (module.handle != nullptr) driver.cuModuleUnload(module.handle);
   }
-  if (error_cell_ != nullptr)
-    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(error_cell_->data()), stream_);
+  if (cells_ != nullptr)
+    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(cells_->data()), stream_);
   if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
   if (cudnn_ != nullptr) libraries_->cudnn->Destroy(cudnn_);
   if (cublas_lt_ != nullptr) libraries_->cublas_lt.Destroy(cublas_lt_);
@@ -211,7 +211,7 @@ unsigned CudaDevice::AddError(std::string message) {
 
 Status CudaDevice::TakeError() const {
   unsigned number = 0;
-  const auto cell = reinterpret_cast<CUdeviceptr>(error_cell_->data());
+  const auto cell = reinterpret_cast<CUdeviceptr>(error_cell());
   RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, &number, cell, sizeof number, stream_);
   RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
   if (number == 0) return {};

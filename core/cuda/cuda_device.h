@@ -63,7 +63,12 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   // A kernel that meets a wrong value (an index out of range) writes this number to error_cell()
   // unless another is there; Synchronise then fails with kInvalidArgument and the message.
   unsigned AddError(std::string message);
-  unsigned* error_cell() const { return static_cast<unsigned*>(error_cell_->data()); }
+  unsigned* error_cell() const { return static_cast<unsigned*>(cells_->data()); }
+
+  // Zeros with which the blocks of one launch on stream() may count each other. The last of the
+  // blocks puts the zeros back: launches of a stream follow each other.
+  static constexpr int kCounters = 64;
+  unsigned* counters() const { return error_cell() + 1; }
 
   // "cuMemAllocAsync failed: CUDA_ERROR_..., out of memory"
   Status Failure(const char* call, CUresult result) const;
@@ -91,7 +96,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   int multiprocessors_ = 0;
   size_t memory_limit_ = 0;
   std::atomic<size_t> allocated_ = 0;
-  std::shared_ptr<Buffer> error_cell_;
+  std::shared_ptr<Buffer> cells_;  // that of errors, then the counters
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
   struct Module {

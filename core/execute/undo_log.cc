@@ -2,9 +2,13 @@
 #include "core/execute/undo_log.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
 #include "core/execute/parameter_writes.h"
+#include "core/providers/copy_all.h"
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {
@@ -31,6 +35,13 @@ int LastStepAtRisk(const ExecutionPlan& plan, UndoScope scope) {
   return last;
 }
 
+// The tensor's place among the devices; BindParameters has found it.
+int DeviceOfParameter(const std::vector<DeviceMemory>& devices, const Tensor& parameter) {
+  int d = 0;
+  while (devices[d].device != parameter.device()) ++d;
+  return d;
+}
+
 }  // namespace
 
 UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope) : last_(LastStepAtRisk(plan, scope)) {
@@ -40,14 +51,34 @@ UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope) : last_(LastStepAtR
 }
 
 Status UndoLog::KeepOutputs(const ExecutionState& state, int step) {
+  const std::vector<DeviceMemory>& devices = state.plan().devices();
+  std::map<int, Tensor> fresh;                    // by parameter
+  std::map<int, std::vector<DeviceCopy>> copies;  // by device: an update may write many parameters
   Status status;
   ForEachWrittenParameter(state.plan(), step, [&](int parameter) {
-    if (!status.ok() || kept_.count(parameter) > 0) return;
-    Result<Tensor> copy = state.CopyOf(state.options().parameters->tensor(parameter));
-    if (copy.ok()) kept_.emplace(parameter, *std::move(copy));
-    else status = copy.status();
+    if (!status.ok() || kept_.count(parameter) > 0 || fresh.count(parameter) > 0) return;
+    const Tensor& own = state.options().parameters->tensor(parameter);
+    const int d = DeviceOfParameter(devices, own);
+    Result<Tensor> room = Tensor::Allocate(own.dtype(), own.shape(), *devices[d].allocator);
+    if (!room.ok()) {
+      status = room.status();
+      return;
+    }
+    copies[d].push_back({room->raw(), own.raw(), own.bytes()});
+    fresh.emplace(parameter, *std::move(room));
   });
-  return status;
+  RETURN_IF_ERROR(status);
+  for (const auto& [d, of_device] : copies) {
+    if (d != 0) {
+      RETURN_IF_ERROR(CopyAll(*devices[d].provider, of_device));
+      continue;
+    }
+    for (const DeviceCopy& copy : of_device) {
+      if (copy.bytes > 0) std::memcpy(copy.to, copy.from, copy.bytes);
+    }
+  }
+  kept_.merge(fresh);
+  return {};
 }
 
 bool UndoLog::Undo(const ExecutionState& state) const {
@@ -55,8 +86,7 @@ bool UndoLog::Undo(const ExecutionState& state) const {
   const std::vector<DeviceMemory>& devices = state.plan().devices();
   for (const auto& [parameter, kept] : kept_) {
     const Tensor& own = state.options().parameters->tensor(parameter);
-    int d = 0;  // BindParameters has found the device
-    while (devices[d].device != own.device()) ++d;
+    const int d = DeviceOfParameter(devices, own);
     if (!state.plan().CopyBytes(d, own.raw(), d, kept.raw(), kept.bytes()).ok()) return false;
   }
   // Other failures are of the run's kernels, and the run has failed already.

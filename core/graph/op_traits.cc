@@ -114,6 +114,7 @@ std::vector<OpTraits> MakeTable() {
     {.op_type = "Xor", .elementwise = true},
     // ours
     {.op_type = "AttentionTraining", .domain = kCaesuraDomain, .work = Work::kAttention},
+    {.op_type = "DropoutGrad", .domain = kCaesuraDomain, .device_rows = true},
     {.op_type = "FusedMatMul", .domain = kCaesuraDomain, .computes_in_half = true, .half_inputs = kAll, .work = Work::kProduct},
     {.op_type = "GeluGrad", .domain = kCaesuraDomain, .elementwise = true},
     {.op_type = "LayerNormalizationGrad", .domain = kCaesuraDomain, .rows = Rows::kAlongAxis, .row_sums = {1, 2}},

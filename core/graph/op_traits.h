@@ -39,6 +39,9 @@ struct OpTraits {
   Rows rows = Rows::kNone;
   int64_t row_axis = -1;           // Rows::kAlongAxis: the attribute's default
   std::vector<int> row_sums = {};  // outputs that are sums over all rows
+  // Elementwise in the row groups of devices. The CPU runs it by itself: in a group the sums that
+  // follow it would have another order.
+  bool device_rows = false;
   // Mixed precision: true for an op that is worth computing in half types.
   bool computes_in_half = false;
   // The number of first inputs of the type that the op computes in, and may be half; 0: the

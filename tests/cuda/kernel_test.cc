@@ -106,6 +106,46 @@ extern "C" __global__ void f(float* x) {
                             ".512 bytes., which another block of the launch uses, at test.cu:3"));
 }
 
+// The last block to come adds up what the others have stored.
+TEST_P(KernelTest, NamesMissingFenceBetweenBlocks) {
+  const std::string text = R"(
+extern "C" __global__ void f(float* x) {
+  x[threadIdx.x * gridDim.x + blockIdx.x] = 1;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  BEFORE;
+  if (atomicInc(reinterpret_cast<unsigned*>(x) + 100, gridDim.x - 1) != gridDim.x - 1) return;
+  AFTER;
+  for (int i = 0; i < 64; ++i) x[64] += x[i];
+})";
+  const std::string fence = "__threadfence()", none = "(void)0";
+  const auto run = [&](const std::string& before, const std::string& after) {
+    EXPECT_CUDA(RunOn128("#define BEFORE " + before + "\n#define AFTER " + after + text, GetParam(),
+                         16, 4));
+    return Reports();
+  };
+  EXPECT_EQ(run(fence, fence), "");
+  EXPECT_THAT(run(none, fence), HasSubstr("blocks race: it reads byte"));
+  EXPECT_THAT(run(fence, none), HasSubstr("blocks race: it reads byte"));
+}
+
+// An order that begins with a fence has nothing of what the block stores after it.
+TEST_P(KernelTest, NamesStoreAfterFence) {
+  const std::string text = R"(
+extern "C" __global__ void f(float* x) {
+  if (!LATE) x[blockIdx.x] = 1;
+  __threadfence();
+  if (LATE) x[blockIdx.x] = 1;
+  if (atomicInc(reinterpret_cast<unsigned*>(x) + 100, gridDim.x - 1) != gridDim.x - 1) return;
+  __threadfence();
+  for (int i = 0; i < 4; ++i) x[64] += x[i];
+})";
+  EXPECT_CUDA(RunOn128("#define LATE 0" + text, GetParam(), 1, 4));
+  EXPECT_EQ(Reports(), "");
+  EXPECT_CUDA(RunOn128("#define LATE 1" + text, GetParam(), 1, 4));
+  EXPECT_THAT(Reports(), HasSubstr("blocks race: it reads byte"));
+}
+
 TEST_P(KernelTest, NamesDivergentBarrier) {
   const std::string text = R"(
 extern "C" __global__ void f(float* x) {

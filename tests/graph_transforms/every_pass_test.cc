@@ -17,6 +17,7 @@
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/attention_fusion.h"
+#include "graph_transforms/cast_grouping.h"
 #include "graph_transforms/cast_propagation.h"
 #include "graph_transforms/common_subexpression.h"
 #include "graph_transforms/constant_nodes.h"
@@ -220,6 +221,9 @@ std::vector<PassCase> PassCases() {
        "(float16[7,4] x) => (float[4] y) <int64[1] s = {4}> "
        "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }",
        1e-2f},
+      {"CastsOfMany", MakeCastGroupingPass({"w", "v"}),
+       "(float[4,3] w, float[3] v) => (float16[4,3] y, float16[3] z) "
+       "{ y = Cast <to = 10> (w) z = Cast <to = 10> (v) }"},
       {"Mixed", MakeMixedPrecisionPass(DType::kBFloat16),
        "(float[9,16] x, float[16,24] w) => (float[9,24] y) "
        "<float one = {1}> { p = MatMul (x, w) q = Add (p, one) "

@@ -9,6 +9,7 @@
 
 #include "core/graph/graph_text.h"
 #include "core/plan/subgraph_partition.h"
+#include "graph_transforms/cast_grouping.h"
 #include "graph_transforms/cpu_fallback.h"
 #include "graph_transforms/function_inlining.h"
 #include "graph_transforms/recompute.h"
@@ -21,9 +22,9 @@ namespace {
 // passes.
 TEST(PipelineTest, PassNamesAreThoseOfAllPasses) {
   std::set<std::string> names;
-  const PassList others = {MakeCpuFallbackPass({}), MakeFunctionInliningPass({}),
-                           MakeRecomputePass({}, {}), MakeSubgraphPartitionPass({}),
-                           MakeUpdateOrderPass({})};
+  const PassList others = {MakeCastGroupingPass({}),      MakeCpuFallbackPass({}),
+                           MakeFunctionInliningPass({}),  MakeRecomputePass({}, {}),
+                           MakeSubgraphPartitionPass({}), MakeUpdateOrderPass({})};
   for (const PassList& list : {ForwardPasses(), PrecisionPasses(DType::kBFloat16),
                                InferencePasses(), StepPasses(), others}) {
     for (const auto& pass : list) names.insert(pass->name());

@@ -285,6 +285,20 @@ TEST(RowFusion, ForwardAndBackwardStayApart) {
   EXPECT_EQ(model.graph->nodes()[1]->phase(), Phase::kBackward);
 }
 
+// On the CPU the sum keeps the order that it has by itself.
+TEST(RowFusion, GradientsOfDropoutJoinOnDevicesOnly) {
+  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
+  for (const bool for_device : {false, true}) {
+    Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28, "ai.caesura": 1]>
+      g (float[4,3] x, bool[4,3] m, float r) => (float[4,3] d, float[3] b) <int64[1] s = {3}> {
+        a = Neg(x) d = ai.caesura.DropoutGrad(a, m, r) b = ai.caesura.SumTo(d, s) })")
+                      .value();
+    ASSERT_TRUE(InferShapes(model).ok());
+    ASSERT_TRUE(RunPasses({MakeRowFusionPass(for_device)}, model).ok());
+    EXPECT_EQ(model.graph->nodes().size(), for_device ? 1u : 3u);
+  }
+}
+
 // One group of a and c would have to run before the first yield and after the second.
 TEST(RowFusion, YieldsKeepTheirOrder) {
   ASSERT_TRUE(RegisterTrainingOpSchemas().ok());

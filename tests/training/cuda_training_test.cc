@@ -380,8 +380,8 @@ TEST_F(CudaTraining, AFailureAtAnyCallEndsOnTheCpu) {
        .optimizer = std::nullopt}};  // two updates: one may fail after the other
   const Trained wanted = TrainOn(model, Cpu());
   const int every = std::getenv("CAESURA_LONG") != nullptr ? 1 : 5;
-  for (const char* call : {"cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
-                           "cuMemcpyDtoDAsync", "cuMemAllocFromPoolAsync"}) {
+  for (const char* call :
+       {"cuLaunchKernel", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemAllocFromPoolAsync"}) {
     bool fails = true;
     int ended_on_cpu = 0;
     for (int n = 1; fails; n += every) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/graph/graph.h"
 #include "core/graph/op_schema.h"
 #include "core/graph/shape_inference.h"
@@ -132,6 +133,18 @@ Status SameTypes(Graph&, Node* node) {
   return {};
 }
 
+// Output i has the shape of input i, and the dtype that the attribute says.
+Status InferCastAll(Graph& graph, Node* node) {
+  RETURN_IF_ERROR(SameTypes(graph, node));
+  for (Value* output : node->outputs()) {
+    if (output == nullptr || !output->type().is_tensor()) continue;
+    ValueType type = output->type();
+    type.dtype = static_cast<DType>(node->Attr<int64_t>("to", 0));
+    output->set_type(std::move(type));
+  }
+  return {};
+}
+
 Status InferTopK(Graph& graph, Node* node) {
   const Value *x = node->input(0), *k = node->input(1);
   if (x == nullptr || k == nullptr || !x->type().is_tensor()) return {};
@@ -167,6 +180,12 @@ OpSchemaSpec WithGradient() {
   return spec;
 }
 
+OpSchemaSpec CastAll() {
+  OpSchemaSpec spec = Spec("CastAll", 1, INT_MAX, INT_MAX, {});
+  spec.infer = InferCastAll;
+  return spec;
+}
+
 OpSchemaSpec FusedMatMul() {
   OpSchemaSpec spec = Spec("FusedMatMul", 2, 4, 1, {});
   spec.infer = FusedMatMulShape;
@@ -191,6 +210,7 @@ std::vector<OpSchemaSpec> Movement() {
       Sized<1>("SliceGrad", 4, 6),
       Sized<1>("PadGrad", 3, 4),
       Sized<1>("ResizeGrad", 2, 5),
+      CastAll(),
       FusedMatMul(),
       WithGradient(),
       TopK(),

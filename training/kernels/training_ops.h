@@ -94,14 +94,15 @@
 //     transB swap the last two axes; the bias is a row, the addend has Y's shape. Attribute dtype:
 //     float32, of Y and the addend where the others are of half. Made by rules and by
 //     matmul_epilogue
+// CastAll (X...) -> Y...   Y i is X i, of a floating type, as the floating type `to`; in memory of
+//     its own. Made by cast_grouping
 // FusedRows (inputs...) -> outputs   what its `body` computes, row by row
 //     (core/kernels/cpu/fused_rows.h). Made by row_fusion, behind all differentiation
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor;
 //     absent: no clipping). factor * min(1, max_norm / (factor * norm + 1e-6)), as
 //     torch.nn.utils.clip_grad_norm_ on gradients times factor
 // RequireFinite (value, checked...) -> value'   value' = value, a copy; fails where one of
-// `checked`
-//     (floating scalars, called as the attribute `names` says) is not finite
+//     `checked` (floating scalars, called as the attribute `names` says) is not finite
 // CollectiveStart (values...) -> values'...   starts the exchange of its values, of one dtype, with
 //     the other ranks of the run (core/distributed); values' lie in one block and are not to be
 //     read before the CollectiveWait of the same attribute `number`. Attribute kind: "all_reduce"
@@ -115,9 +116,8 @@
 //     values' and padding lie in one block. Attributes number, as above, and ranks
 // ReduceScatterWait (part, values'..., padding) -> part'   in place; attributes likewise
 // OrderedSumStart (gradients...) -> parts, values'..., padding   starts the sum of a bucket over
-// all
-//     ranks. Each rank gets its part of it from all of them, and sums these as PairwiseAccumulator
-//     does, in the order of ranks. Attributes likewise
+//     all ranks. Each rank gets its part of it from all of them, and sums these as
+//     PairwiseAccumulator does, in the order of ranks. Attributes likewise
 // OrderedSumWait (parts, values'..., padding) -> results..., parts'   in place; exchanges the parts
 //     of the sum: it starts a collective, too; attributes likewise
 // OwnPart (tensors...) -> part   the rank's part of a bucket, a copy; zeros where it is padding.

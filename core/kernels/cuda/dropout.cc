@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout and DropoutGrad (ai.caesura). The random words are those of the CPU's kernel (Philox,
-// core/kernels/cpu/random/philox.h), so that both drop the same elements.
+// Dropout; its gradient is elementwise (element_source.h). The random words are those of the CPU's
+// kernel (Philox, core/kernels/cpu/random/philox.h), so that both drop the same elements.
 #include "core/kernels/spec/random_seed.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
@@ -55,31 +55,14 @@ extern "C" __global__ void dropout(const S* x, const R* ratio_at, const bool* mo
 }
 )";
 
-constexpr char kGradient[] = R"(
-extern "C" __global__ void dropout_grad(const S* dy, const bool* mask, const R* ratio_at, S* dx, i64 n) {
-  const double ratio = ratio_at ? (double)Load(ratio_at) : 0.5;
-  const C scale = ratio < 1 ? (C)(1 / (1 - ratio)) : (C)0;
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x)
-    Store(dx + i, Load(mask + i) ? Load(dy + i) * scale : (C)0);
-}
-)";
-
-std::string Types(DType dtype, DType ratio) {
-  return std::string("typedef ") + CudaStorageType(dtype) + " S;\ntypedef " +
-         CudaComputeType(dtype) + " C;\ntypedef " + CudaStorageType(ratio) + " R;\n";
-}
-
-Result<DType> RatioType(const KernelInfo& info, int input) {
-  if (!info.HasInput(input)) return DType::kFloat32;
-  if (info.InputShape(input).elements() != 1) return info.Invalid("ratio: expected a scalar");
-  if (!kFloatTypes.Contains(info.InputDType(input)))
-    return info.Refuse("has a ratio of an unexpected type");
-  return info.InputDType(input);
-}
-
 Status CreateDropout(KernelInfo& info, const CudaDevicePtr& device) {
   const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(const DType ratio, RatioType(info, 1));
+  DType ratio = DType::kFloat32;
+  if (info.HasInput(1)) {
+    if (info.InputShape(1).elements() != 1) return info.Invalid("ratio: expected a scalar");
+    ratio = info.InputDType(1);
+    if (!kFloatTypes.Contains(ratio)) return info.Refuse("has a ratio of an unexpected type");
+  }
   if (info.HasInput(2) &&
       (info.InputDType(2) != DType::kBool || info.InputShape(2).elements() != 1))
     return info.Invalid("training_mode: expected a bool");
@@ -88,9 +71,11 @@ Status CreateDropout(KernelInfo& info, const CudaDevicePtr& device) {
              has_mask = info.HasOutput(1);
   info.SetOutput(0, dtype, info.InputShape(0));
   info.SetOutput(1, DType::kBool, info.InputShape(0));
+  const std::string source = std::string("typedef ") + CudaStorageType(dtype) + " S;\ntypedef " +
+                             CudaComputeType(dtype) + " C;\ntypedef " + CudaStorageType(ratio) +
+                             " R;\n" + kDropout;
   ASSIGN_OR_RETURN(const CudaKernel kernel,
-                   CudaKernel::Make(device, Types(dtype, ratio) + kDropout, "dropout",
-                                    GridOver(*device, (n + 3) / 4)));
+                   CudaKernel::Make(device, source, "dropout", GridOver(*device, (n + 3) / 4)));
   const unsigned number =
       device->AddError(info.node().Label() + " ratio: expected a value in [0, 1]");
   info.SetCompute(
@@ -108,24 +93,6 @@ Status CreateDropout(KernelInfo& info, const CudaDevicePtr& device) {
   return {};
 }
 
-Status CreateDropoutGrad(KernelInfo& info, const CudaDevicePtr& device) {
-  const DType dtype = info.InputDType(0);
-  ASSIGN_OR_RETURN(const DType ratio, RatioType(info, 2));
-  if (info.InputDType(1) != DType::kBool || info.InputShape(0) != info.InputShape(1))
-    return info.Invalid("mask: expected bools of dY's shape");
-  const int64_t n = info.InputShape(0).elements();
-  const bool has_ratio = info.HasInput(2);
-  info.SetOutput(0, dtype, info.InputShape(0));
-  ASSIGN_OR_RETURN(const CudaKernel kernel,
-                   CudaKernel::Make(device, Types(dtype, ratio) + kGradient, "dropout_grad",
-                                    GridOver(*device, n)));
-  info.SetCompute([=](KernelContext& context) {
-    return kernel.Launch(context.Input<void>(0), context.Input<void>(1),
-                         has_ratio ? context.Input<void>(2) : nullptr, context.Output<void>(0), n);
-  });
-  return {};
-}
-
 }  // namespace
 
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device) {
@@ -134,10 +101,6 @@ void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device) 
                 .aliases = {MayReuse(0, 0)},
                 .deterministic = false,
                 .create = [device](KernelInfo& info) { return CreateDropout(info, device); }});
-  registry.Add({.op_type = "DropoutGrad",
-                .domain = kCaesuraDomain,
-                .types = kFloatTypes,
-                .create = [device](KernelInfo& info) { return CreateDropoutGrad(info, device); }});
 }
 
 }  // namespace caesura

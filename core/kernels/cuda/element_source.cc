@@ -154,6 +154,13 @@ std::string GeluGrad(const Scribe& s) {
   return "(" + dy + " * (" + NormalShare(s, x) + " + " + x + " * " + density + "))";
 }
 
+std::string DropoutGrad(const Scribe& s) {
+  const std::string ratio = s.x(2).empty() ? "0.5" : "(double)" + s.x(2);
+  const std::string scale = std::string("(") + CudaComputeType(s.dtype) + ")(" + ratio +
+                            " < 1 ? 1 / (1 - " + ratio + ") : 0)";
+  return Choose(s.x(1), s.x(0) + " * " + scale, s.number(0));
+}
+
 std::string Clip(const Scribe& s) {
   std::string out = s.x(0);
   if (s.inputs.size() > 1 && !s.x(1).empty()) out = Choose(out + " < " + s.x(1), s.x(1), out);
@@ -316,6 +323,7 @@ const std::vector<Row>& Rows() {
        },
        kCaesuraDomain},
       {"GeluGrad", kFloatTypes, GeluGrad, kCaesuraDomain},
+      {"DropoutGrad", kFloatTypes, DropoutGrad, kCaesuraDomain},
   };
 #undef ROW_FUNCTION
 #undef COMPARISON

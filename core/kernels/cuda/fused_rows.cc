@@ -17,6 +17,31 @@ namespace caesura {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024, kMaxItems = 32;
+// Blocks are added up in groups: a counter a group, and one for the groups.
+constexpr int64_t kMaxGroups = CudaDevice::kCounters - 1;
+
+constexpr char kLastBlock[] = R"(
+// True in all threads of the block that comes last of so many; it sees what the others have stored.
+// The counter is zero before and after.
+__device__ inline bool IsLast(unsigned* counter, i64 blocks) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(counter, (unsigned)blocks - 1) == blocks - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+)";
+
+// How each sum over rows goes on after a block has stored its part.
+constexpr char kGroupOfBlocks[] =
+    "const i64 first = blockIdx.x / span * span;\n"
+    "const i64 end = first + span < gridDim.x ? first + span : gridDim.x;\n"
+    "if (!IsLast(counters + 1 + blockIdx.x / span, end - first)) return;\n";
+constexpr char kAllGroups[] = "if (!IsLast(counters, (gridDim.x + span - 1) / span)) return;\n";
 
 // A group's nodes and values: the node itself, or its body.
 struct RowGroup {
@@ -65,7 +90,9 @@ Result<int64_t> MostColumns(const KernelInfo& info, const RowGroup& group) {
   return scribe.most_columns();
 }
 
-// One launch over all rows, then one that adds up the parts of each sum over rows.
+// One launch over all rows. In a sum over rows each block stores a part, the last block of a group
+// adds up the group's parts, and the last group those of all groups, each time in their order:
+// which block is the last does not show in the result.
 class CudaRows {
  public:
   CudaRows(KernelInfo& info, const CudaDevicePtr& device)
@@ -77,12 +104,12 @@ class CudaRows {
   struct Sum {
     int output;
     size_t scratch;
-    CudaKernel finish;
   };
   // The pieces of the source while it is made.
   struct Source {
     RowScribe scribe;
-    std::string parameters, sums, stores, parts;
+    std::string parameters, sums, stores;
+    std::string parts, of_group, of_all;  // of a column, in each of the three stages of sums
     std::vector<std::vector<int64_t>> strides;
   };
 
@@ -101,7 +128,7 @@ class CudaRows {
   std::vector<int> outputs_;  // that the kernel writes
   std::vector<Sum> sums_;
   std::vector<int64_t> walk_;
-  int64_t rows_ = 1, columns_ = 1, parts_ = 1;
+  int64_t rows_ = 1, columns_ = 1, parts_ = 1, span_ = 1;  // span_: the blocks of a group
   std::optional<CudaKernel> kernel_;
 };
 
@@ -152,8 +179,7 @@ Status CudaRows::AddOutputs(Source& source) {
   return {};
 }
 
-// Each block adds up its rows; a second kernel adds up the blocks' parts in their order. A sum of
-// halves may be asked for as float32.
+// A sum of halves may be asked for as float32.
 Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   if (!kFloatTypes.Contains(what.dtype) || what.columns != columns_)
     return info_.Refuse("sums over rows of this kind have no CUDA source");
@@ -162,25 +188,24 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   const bool doubles = what.dtype == DType::kFloat64;
   const std::string accumulator = doubles ? "double" : "float";
   const int index = static_cast<int>(sums_.size());
-  const std::string number = std::to_string(index);
-  source.parameters += accumulator + "* part" + number + ", ";
+  const std::string number = std::to_string(index), part = "part" + number,
+                    name = "y" + std::to_string(output), total = "total" + number;
+  source.parameters +=
+      accumulator + "* " + part + ", " + CudaStorageType(dtype) + "* " + name + ", ";
   source.sums += accumulator + " sums" + number + "[" +
                  std::to_string(source.scribe.Items(columns_)) + "] = {};\n";
   source.scribe.AddColumnSum(index, group_.outputs[output]);
-  source.parts += "part" + number + "[blockIdx.x * columns + column] = sums" + number + "[k];\n";
-  const std::string finish = "extern \"C\" __global__ void add_parts(const " + accumulator +
-                             "* part, " + CudaStorageType(dtype) +
-                             "* y, i64 parts, i64 columns) {\n"
-                             "const i64 column = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-                             "if (column >= columns) return;\n" +
-                             accumulator +
-                             " sum = 0;\n"
-                             "for (i64 p = 0; p < parts; ++p) sum += part[p * columns + column];\n"
-                             "Store(y + column, sum);\n}\n";
-  const CudaGrid grid{static_cast<unsigned>((columns_ + 127) / 128), 128};
-  ASSIGN_OR_RETURN(CudaKernel add, CudaKernel::Make(device_, finish, "add_parts", grid));
+  source.parts += part + "[blockIdx.x * columns + column] = sums" + number + "[k];\n";
+  const auto add_up = [&](const char* range) {
+    return accumulator + " " + total + " = 0;\n#pragma unroll 8\nfor (i64 p = " + range + ") " +
+           total + " += " + part + "[p * columns + column];\n";
+  };
+  source.of_group +=
+      add_up("first; p < end; ++p") + part + "[first * columns + column] = " + total + ";\n";
+  source.of_all +=
+      add_up("0; p < gridDim.x; p += span") + "Store(" + name + " + column, " + total + ");\n";
   const size_t bytes = static_cast<size_t>(parts_ * columns_) * (doubles ? 8 : 4);
-  sums_.push_back({output, info_.BookScratch(bytes), std::move(add)});
+  sums_.push_back({output, info_.BookScratch(bytes)});
   Shape shape{columns_};
   if (group_.is_sum) {
     ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), dtype));
@@ -195,11 +220,12 @@ Status CudaRows::Make() {
   ASSIGN_OR_RETURN(columns_, MostColumns(info_, group_));
   for (int64_t dim : row_dims_) rows_ *= dim;
   const int64_t threads = std::clamp<int64_t>((columns_ + 31) / 32 * 32, 32, kMaxThreads);
-  Source source{RowScribe(columns_, threads), {}, {}, {}, {}, {}};
+  Source source{RowScribe(columns_, threads), {}, {}, {}, {}, {}, {}, {}};
   if (source.scribe.Items(columns_) > kMaxItems)
     return info_.Refuse("rows of so many columns do not fit into registers");
   // Sums over rows go by blocks: their number follows from the device and the rows only.
-  parts_ = std::min<int64_t>(rows_, int64_t{4} * device_->multiprocessors());
+  parts_ = std::min({rows_, int64_t{4} * device_->multiprocessors(), kMaxGroups * kMaxGroups});
+  while (span_ * span_ < parts_) ++span_;
   RETURN_IF_ERROR(AddInputs(source));
   for (const Node* node : group_.nodes) {
     if (!source.scribe.Add(*node)) return info_.Refuse("has no CUDA source for " + node->Label());
@@ -207,12 +233,19 @@ Status CudaRows::Make() {
   RETURN_IF_ERROR(AddOutputs(source));
   const StridedWalk walk = StridedWalk::Make(row_dims_, source.strides);
   walk_ = walk.Numbers();
-  const std::string text =
-      CudaRowPrelude() + walk.Struct() + "extern \"C\" __global__ void rows(" + source.parameters +
-      "i64 rows, i64 columns, Walk walk) {\n" + source.sums +
-      "for (i64 i = blockIdx.x; i < rows; i += gridDim.x) {\n" + walk.Offsets() +
-      source.scribe.text() + source.stores + "}\n" +
-      (source.parts.empty() ? "" : source.scribe.Loop(columns_, source.parts)) + "}\n";
+  const bool adds = !sums_.empty();
+  std::string text = CudaRowPrelude() + (adds ? kLastBlock : "") + walk.Struct() +
+                     "extern \"C\" __global__ void rows(" + source.parameters +
+                     (adds ? "unsigned* counters, i64 span, " : "") +
+                     "i64 rows, i64 columns, Walk walk) {\n" + source.sums +
+                     "for (i64 i = blockIdx.x; i < rows; i += gridDim.x) {\n" + walk.Offsets() +
+                     source.scribe.text() + source.stores + "}\n";
+  if (adds) {
+    text += source.scribe.Loop(columns_, source.parts) + kGroupOfBlocks +
+            source.scribe.Loop(columns_, source.of_group) + kAllGroups +
+            source.scribe.Loop(columns_, source.of_all);
+  }
+  text += "}\n";
   const CudaGrid grid{static_cast<unsigned>(parts_), static_cast<unsigned>(threads)};
   ASSIGN_OR_RETURN(kernel_, CudaKernel::Make(device_, text, "rows", grid));
   return {};
@@ -234,17 +267,16 @@ Status CudaRows::Run(KernelContext& context) const {
   while (sum != sums_.end() || written != outputs_.end()) {
     const bool next_is_sum =
         written == outputs_.end() || (sum != sums_.end() && sum->output < *written);
-    arguments.AddPointer(next_is_sum ? context.Scratch<void>((sum++)->scratch)
-                                     : context.Output<void>(*written++));
+    if (next_is_sum) arguments.AddPointer(context.Scratch<void>(sum->scratch));
+    arguments.AddPointer(context.Output<void>(next_is_sum ? (sum++)->output : *written++));
+  }
+  if (!sums_.empty()) {
+    arguments.AddPointer(device_->counters());
+    arguments.Add(&span_);
   }
   for (const int64_t* number : {&rows_, &columns_, static_cast<const int64_t*>(walk_.data())})
     arguments.Add(number);
-  RETURN_IF_ERROR(kernel_->LaunchWith(arguments.addresses()));
-  for (const Sum& of_rows : sums_) {
-    RETURN_IF_ERROR(of_rows.finish.Launch(context.Scratch<void>(of_rows.scratch),
-                                          context.Output<void>(of_rows.output), parts_, columns_));
-  }
-  return {};
+  return kernel_->LaunchWith(arguments.addresses());
 }
 
 // An op by itself, where it works along the last dim.

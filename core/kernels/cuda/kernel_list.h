@@ -13,6 +13,7 @@ class CudaDevice;  // core/cuda/cuda_device.h
 using CudaDevicePtr = std::shared_ptr<CudaDevice>;
 
 void RegisterCudaElementwise(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaCastAll(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaFusedRows(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaProducts(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaMovement(KernelRegistry& registry, const CudaDevicePtr& device);
@@ -27,10 +28,11 @@ void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add : {RegisterCudaElementwise, RegisterCudaFusedRows, RegisterCudaProducts,
-                    RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather,
-                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss,
-                    RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
+  for (auto* add :
+       {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
+        RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
+        RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss, RegisterCudaCollectives,
+        RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

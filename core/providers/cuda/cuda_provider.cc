@@ -2,13 +2,14 @@
 #include "core/providers/cuda/cuda_provider.h"
 
 #include "core/base/status_macros.h"
+#include "core/providers/cuda/cuda_copies.h"
 #include "core/kernels/cuda/kernel_list.h"
 #include "core/cuda/cuda_device.h"
 
 namespace caesura {
 namespace {
 
-class CudaProvider : public ExecutionProvider {
+class CudaProvider : public ExecutionProvider, public CopiesTogether {
  public:
   CudaProvider(std::shared_ptr<CudaDevice> device, const CudaOptions& options)
       : device_(std::move(device)) {
@@ -27,6 +28,9 @@ class CudaProvider : public ExecutionProvider {
       case CopyKind::kWithin: return device_->CopyWithin(to, from, bytes);
     }
     return Internal("no such kind of copy");
+  }
+  Status CopyAll(const std::vector<DeviceCopy>& copies) const override {
+    return CopyAllOnCuda(device_, copies);
   }
   void* stream() const override { return device_->stream(); }
   Status Synchronise() const override { return device_->Synchronise(); }

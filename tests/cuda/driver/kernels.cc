@@ -40,6 +40,12 @@ class KernelMemory : public caesura_emulator::Memory {
     return Describe(at, bytes);
   }
 
+  void Fence(std::uint32_t block) override {
+    Begin(block);
+    fenced_ = NewStamp();
+    Merge(found_, known_);
+  }
+
   // Calls visit(region, writes, intervals) for all that was touched.
   void ForEach(const std::function<void(Region&, bool, Intervals)>& visit) {
     std::vector<std::uintptr_t> order;
@@ -74,8 +80,49 @@ class KernelMemory : public caesura_emulator::Memory {
   static constexpr std::uint32_t kSeveral = 0xffffffff;
   struct Chunk {
     Bits read{}, written{};
-    std::array<std::uint32_t, kChunk> reader{}, writer{};  // blocks + 1; 0: none
+    std::array<std::uint32_t, kChunk> reader{}, writer{};  // stamps; 0: none
   };
+  // Blocks by their last stamp that another one may rely on.
+  using Stamps = std::unordered_map<std::uint32_t, std::uint32_t>;
+
+  static void Merge(const Stamps& from, Stamps& to) {
+    for (const auto& [block, stamp] : from) to[block] = std::max(to[block], stamp);
+  }
+
+  // Accesses from here on have another stamp. Returns that of those until now.
+  std::uint32_t NewStamp() {
+    block_of_.push_back(block_);
+    return stamp_++;
+  }
+
+  // Blocks run one after another, each to its end.
+  void Begin(std::uint32_t block) {
+    if (block_ == block) return;
+    NewStamp();
+    block_ = block;
+    first_ = stamp_;
+    fenced_ = 0;
+    found_.clear();
+    known_.clear();
+  }
+
+  // True if another block's access has no order with those of the block at work.
+  bool Races(std::uint32_t stamp) const {
+    if (stamp == 0 || (stamp >= first_ && stamp != kSeveral)) return false;
+    if (stamp == kSeveral) return true;
+    const auto known = known_.find(block_of_[stamp]);
+    return known == known_.end() || known->second < stamp;
+  }
+
+  // The block changes a word: it finds what others knew who did so before it, and leaves what it
+  // had at its last fence.
+  void Meet(std::uintptr_t word) {
+    Stamps& met = met_[word];
+    Merge(met, found_);
+    if (fenced_ == 0) return;
+    met[block_] = fenced_;
+    Merge(known_, met);
+  }
 
   Region* Find(std::uintptr_t at, unsigned bytes) {
     for (Region* region : recent_) {
@@ -93,6 +140,8 @@ class KernelMemory : public caesura_emulator::Memory {
   std::uintptr_t Touch(std::uintptr_t at, unsigned bytes, unsigned flags, std::uint32_t block) {
     const bool writes = (flags & kWrite) != 0, atomic = (flags & caesura_emulator::kAtomic) != 0;
     std::uintptr_t raced = 0;
+    Begin(block);
+    if (atomic) Meet(at);
     for (; bytes > 0; ++at, --bytes) {
       const std::uintptr_t page = at / kChunk, offset = at % kChunk;
       auto& [known, chunk] = cache_[page % cache_.size()];
@@ -103,12 +152,11 @@ class KernelMemory : public caesura_emulator::Memory {
       (writes ? chunk->written : chunk->read)[offset / 64] |= std::uint64_t{1} << offset % 64;
       if (atomic) continue;
       std::uint32_t &writer = chunk->writer[offset], &reader = chunk->reader[offset];
-      const auto other = [&](std::uint32_t user) { return user != 0 && user != block + 1; };
-      if (raced == 0 && (other(writer) || (writes && other(reader)))) raced = at;
+      if (raced == 0 && (Races(writer) || (writes && Races(reader)))) raced = at;
       if (writes) {
-        writer = block + 1;
+        writer = stamp_;
       } else {
-        reader = other(reader) ? kSeveral : block + 1;
+        reader = Races(reader) ? kSeveral : stamp_;
       }
     }
     return raced;
@@ -123,6 +171,12 @@ class KernelMemory : public caesura_emulator::Memory {
 
   const CUmod_st& module_;
   std::set<const void*> raced_;  // places that were told
+  // Stamps count blocks and their fences, in the order of time.
+  std::uint32_t block_ = kSeveral, first_ = 0, stamp_ = 0;
+  std::uint32_t fenced_ = 0;             // the last stamp before a fence of the block at work
+  std::vector<std::uint32_t> block_of_;  // by stamp
+  Stamps found_, known_;                 // by the block at work: without a fence since, and with
+  std::unordered_map<std::uintptr_t, Stamps> met_;  // by word
   std::array<Region*, 4> recent_{};
   std::size_t next_ = 0;
   std::unordered_map<std::uintptr_t, Chunk> chunks_;

@@ -70,9 +70,13 @@ CAESURA_REDUCE(__reduce_add_sync, kReduceAdd)
 CAESURA_REDUCE(__reduce_min_sync, kReduceMin)
 CAESURA_REDUCE(__reduce_max_sync, kReduceMax)
 #undef CAESURA_REDUCE
-inline void __threadfence() {}  // memory is consistent here: a missing fence is not found
+// Memory is consistent here all the same: the scheduler checks that fences are where they must be.
+inline CAESURA_UNSEEN void __threadfence() {
+  caesura_emulator::Lane* self = caesura_emulator::Self();
+  self->api->access(self, nullptr, 0, caesura_emulator::kFence, CAESURA_PLACE);
+}
 inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence_system() { __threadfence(); }
 
 // --- Memory ---
 

@@ -279,6 +279,7 @@ void Grid::Yield(unsigned index) { Switch(threads_[index].context, host_, failed
 void Grid::OnAccess(Lane* lane, const void* pointer, unsigned bytes, unsigned flags,
                     const void* place) {
   Grid* grid = Of(lane);
+  if ((flags & kFence) != 0) return grid->memory_.Fence(grid->block_);
   const unsigned index = grid->Index(lane);
   const auto at = reinterpret_cast<std::uintptr_t>(pointer);
   const char* verb = (flags & kAtomic) != 0  ? "changes"

@@ -28,9 +28,12 @@ class Memory {
   virtual ~Memory() = default;
   /// Notes an access of a block; returns an empty text, or why it is not allowed. `race` becomes
   /// what another block has done to one of the bytes, where the result depends on which comes
-  /// first; told once for each place.
+  /// first; told once for each place. Blocks are in order where one fences and changes a word by an
+  /// atomic operation, and the other changes that word later, and fences.
   virtual std::string Access(std::uintptr_t at, unsigned bytes, unsigned flags, std::uint32_t block,
                              const void* place, std::string& race) = 0;
+  /// A thread of the block has come to a __threadfence.
+  virtual void Fence(std::uint32_t block) = 0;
 };
 
 struct Launch {

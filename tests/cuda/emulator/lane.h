@@ -12,7 +12,12 @@ inline constexpr std::uintptr_t kLaneBytes = std::uintptr_t{128} << 10;
 /// Most dynamic shared memory of a block, as on sm_90.
 inline constexpr unsigned kMostDynamicShared = 232448;
 
-enum AccessFlags : unsigned { kRead = 0, kWrite = 1, kAtomic = 2 };
+enum AccessFlags : unsigned {
+  kRead = 0,
+  kWrite = 1,
+  kAtomic = 2,
+  kFence = 4  // no access: orders those before it and those after it, for other blocks
+};
 
 enum class WarpOp : unsigned {
   kSync,

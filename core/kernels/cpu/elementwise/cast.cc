@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast and CastLike between all types, and BitCast. Types that C++ has are converted element by
-// element; types of one byte that it lacks (8- and 4-bit floats, integers below a byte) are read
-// through a table of 256 values.
+// Cast and CastLike between all types, CastAll (ai.caesura), and BitCast. Types that C++ has are
+// converted element by element; types of one byte that it lacks (8- and 4-bit floats, integers
+// below a byte) are read through a table of 256 values.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/elementwise/cast_string.h"
 #include "core/kernels/cpu/elementwise/kernel_list.h"
@@ -11,6 +11,7 @@
 #include "core/kernels/cpu/simd/small_types.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/spec/cast_all.h"
 
 namespace caesura {
 namespace {
@@ -30,22 +31,25 @@ bool DispatchNative(DType dtype, Fn&& fn) {
 
 // y[i] = convert(x[i]). `y` may be `x`.
 template <typename From, typename To, typename Convert>
+void ConvertAll(int threads, int64_t count, const From* x, To* y, const Convert& convert) {
+  ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
+    auto loop = [x, y, first, last, &convert] {
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) y[i] = convert(x[i]);
+    };
+    if constexpr (std::is_same_v<Accumulator<From>, float> &&
+                  std::is_same_v<Accumulator<To>, float>) {
+      OnBestIsa(loop);
+    } else {
+      loop();
+    }
+  });
+}
+
+template <typename From, typename To, typename Convert>
 void SetElementwise(KernelInfo& info, int64_t count, Convert convert) {
   info.SetCompute([count, threads = info.threads(), convert](KernelContext& context) {
-    const From* x = context.Input<From>(0);
-    To* y = context.Output<To>(0);
-    ParallelFor(threads, count, kParallelGrain, [&](int64_t first, int64_t last) {
-      auto loop = [x, y, first, last, &convert] {
-#pragma omp simd
-        for (int64_t i = first; i < last; ++i) y[i] = convert(x[i]);
-      };
-      if constexpr (std::is_same_v<Accumulator<From>, float> &&
-                    std::is_same_v<Accumulator<To>, float>) {
-        OnBestIsa(loop);
-      } else {
-        loop();
-      }
-    });
+    ConvertAll(threads, count, context.Input<From>(0), context.Output<To>(0), convert);
   });
 }
 
@@ -187,6 +191,23 @@ Status SettleCast(KernelInfo& info, DType to) {
   return {};
 }
 
+Status CreateCastAll(KernelInfo& info) {
+  ASSIGN_OR_RETURN(const CastAllSpec spec, CastAllSpec::Make(info));
+  DispatchFloat(spec.from, [&](auto from) {
+    DispatchFloat(spec.to, [&](auto to) {
+      using From = typename decltype(from)::type;
+      using To = typename decltype(to)::type;
+      info.SetCompute([elements = spec.elements, threads = info.threads()](KernelContext& context) {
+        for (int i = 0; i < static_cast<int>(elements.size()); ++i) {
+          ConvertAll(threads, elements[i], context.Input<From>(i), context.Output<To>(i),
+                     [](From x) { return ConvertElement<To>(x); });
+        }
+      });
+    });
+  });
+  return {};
+}
+
 // The attribute `to` as a type; kUndefined for a number that is none of ours.
 DType TargetType(const KernelInfo& info) {
   const int64_t to = info.Attr<int64_t>("to", 0);
@@ -237,6 +258,10 @@ void RegisterCast(KernelRegistry& registry) {
   const std::vector<Alias> view = {View(0, 0)}, in_place = {MayReuse(0, 0)};
   registry.Add({.op_type = "Cast", .aliases = view, .create = CreateCast<SettleNoCast>});
   registry.Add({.op_type = "Cast", .aliases = in_place, .create = CreateCast<SettleCast>});
+  registry.Add({.op_type = "CastAll",
+                .domain = kCaesuraDomain,
+                .types = kFloatTypes,
+                .create = CreateCastAll});
   registry.Add({.op_type = "CastLike", .aliases = view, .create = CreateCastLike<SettleNoCast>});
   registry.Add({.op_type = "CastLike", .aliases = in_place, .create = CreateCastLike<SettleCast>});
   registry.Add(

@@ -15,7 +15,8 @@ namespace caesura::testing {
 namespace {
 
 int InputsOf(const std::string& op) {
-  if (op == "Where" || op == "Clip" || op == "Sum" || op == "Mean" || op == "Max" || op == "Min")
+  if (op == "Where" || op == "Clip" || op == "DropoutGrad" || op == "Sum" || op == "Mean" ||
+      op == "Max" || op == "Min")
     return 3;
   for (const char* two :
        {"Add", "Sub", "Mul", "Div", "Pow", "Equal", "Greater", "GreaterOrEqual", "Less",
@@ -64,10 +65,11 @@ class CudaElementwise : public StandinCuda {
     Values feeds;
     std::string inputs, arguments;
     for (int i = 0; i < count; ++i) {
-      const DType own = name == "Where" && i == 0 ? DType::kBool
-                        : name == "Where"         ? DType::kFloat32
-                                                  : dtype;
-      const bool scalar = name == "Clip" && i > 0;
+      const bool drops = name == "DropoutGrad";
+      const DType own = (name == "Where" && i == 0) || (drops && i == 1) ? DType::kBool
+                        : name == "Where"                                ? DType::kFloat32
+                                                                         : dtype;
+      const bool scalar = (name == "Clip" && i > 0) || (drops && i == 2);
       const Shape shape = scalar ? Shape{} : broadcast && i == 1 ? Shape{4, 1} : Shape{3, 4, 5};
       Tensor values = Numbers(name, own, shape, random);
       if (scalar) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The provider without a GPU, with wrong options, and where the device fails.
 #include "core/plugin/plugin_provider.h"
+#include "core/providers/copy_all.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -104,6 +105,38 @@ TEST_F(CudaProvider, ALimitOfMemoryIsKept) {
   EXPECT_EQ(refused.status().code(), StatusCode::kProviderFailure);
   EXPECT_THAT(refused.status().message(), HasSubstr("no memory for 100 bytes beside 1000 in use: "
                                                     "the provider's limit is 1024"));
+}
+
+// Bytes at any place, of any number, in more copies than one launch takes.
+TEST_F(CudaProvider, CopiesManyAtOnce) {
+  const auto provider = Provider();
+  constexpr size_t kBytes = 40000;
+  const auto from = provider->allocator().Allocate(kBytes).value(),
+             to = provider->allocator().Allocate(kBytes).value();
+  std::string bytes(kBytes, 0), wanted(kBytes, 'x'), got(kBytes, 0);
+  for (size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<char>(i * 7 + i / 256);
+  ASSERT_TRUE(provider->Copy(CopyKind::kToDevice, from->data(), bytes.data(), kBytes).ok());
+  ASSERT_TRUE(provider->Copy(CopyKind::kToDevice, to->data(), wanted.data(), kBytes).ok());
+  std::vector<DeviceCopy> copies;
+  const auto add = [&](size_t at_from, size_t at_to, size_t count) {
+    copies.push_back({static_cast<char*>(to->data()) + at_to,
+                      static_cast<const char*>(from->data()) + at_from, count});
+    std::copy_n(bytes.begin() + at_from, count, wanted.begin() + at_to);
+  };
+  add(0, 3, 1);
+  add(4, 4, 12);
+  add(16, 32, 32784);  // more than a chunk of words of 16 bytes
+  add(1, 33040, 5);
+  add(0, 0, 0);
+  for (size_t i = 0; i < 100; ++i) add(16 * i, 34000 + 32 * i, 16);
+  const uint64_t before = Operations("kernel ");
+  ASSERT_TRUE(CopyAll(*provider, copies).ok());
+  if (!OnGpu()) {
+    EXPECT_EQ(Operations("kernel copy_all") - before, 4u);
+  }
+  ASSERT_TRUE(provider->Copy(CopyKind::kToHost, got.data(), to->data(), kBytes).ok());
+  ASSERT_TRUE(provider->Synchronise().ok());
+  EXPECT_TRUE(got == wanted);
 }
 
 // Out of memory and failed launches end on the CPU, with the same numbers.
