@@ -247,9 +247,10 @@ TEST(RankPartsFailure, NeitherSavedNorRegrouped) {
 // Nodes that do not fit the run or their inputs.
 TEST(RankPartsFailure, ExchangesThatCannotBeAreRefused) {
   RunRanks(2, [&](Communicator& c) {
-    RealModel other = PartModel(4);  // planned for four ranks
-    const auto four = RankSession(other, c);
-    EXPECT_THAT(four->Step(RankBatch(1, c)).status().message(),
+    const auto session = RankSession(PartModel(4), c);  // of four ranks
+    NamedValues batch = WholeBatch(1);
+    batch["x"] = RowsOf(batch, 0, kBatch / 4).at("x");
+    EXPECT_THAT(session->Step(batch).status().message(),
                 HasSubstr("planned for 4 ranks, and the run has 2"));
   });
   RunRanks(2, [&](Communicator& c) {
