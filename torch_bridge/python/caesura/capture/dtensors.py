@@ -16,10 +16,12 @@ def is_dtensor(value) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
-@torch.no_grad()
 def held(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of this rank's own elements: the local part of a DTensor; any other tensor itself."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor
+    if not is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():  # with autograd it would be a view
+        return tensor.to_local()
 
 
 def _place_of_parts(graph: torch.fx.GraphModule, loss: torch.fx.Node):
