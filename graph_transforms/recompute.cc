@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph_edit.h"
+#include "core/graph/op_schema.h"
 #include "core/graph/op_traits.h"
 #include "graph_transforms/dead_node_elimination.h"
 
@@ -57,6 +58,12 @@ double Cost(const ExecutionPlan& plan, const Step& step) {
   return bytes + MultiplyAdds(plan, step) / kMultiplyAddsAByte;
 }
 
+// False for what other ranks or the caller take part in: it happens once.
+bool MayRunAgain(const Node& node) {
+  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
+  return spec == nullptr || spec->is_deterministic;
+}
+
 bool IsBackward(const Step& step) { return step.node->phase() == Phase::kBackward; }
 
 // For each buffer the last backward step that reads it; -1: none.
@@ -81,7 +88,7 @@ KeptNodes FindKeptNodes(const ExecutionPlan& plan) {
   for (const Step& step : plan.steps()) {
     stepped.insert(step.node);
     if (step.kind != Step::Kind::kCompute || step.node->phase() != Phase::kForward ||
-        !step.bodies.empty())
+        !step.bodies.empty() || !MayRunAgain(*step.node))
       continue;
     size_t kept = 0;
     for (uint32_t a = 0; a < step.output_count; ++a) {

@@ -61,6 +61,8 @@ class CollectiveWriter {
   // next call or in FinishGather.
   void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout);
   void FinishGather();
+  // Agreed waits for `value`, too: it was made from other ranks' values.
+  void Await(Value* value) { awaited_.push_back(value); }
   // `value`, once all collectives of all ranks have succeeded.
   Value* Agreed(Value* value);
 

@@ -110,6 +110,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
         "a micro-step that the others do");
   }
+  if (has_ranks && !options.rank_parts.empty())
+    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
   if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
   const bool is_ordered = options.logical_shards > 0;
   if (options.exchange_dtype != DType::kUndefined) {

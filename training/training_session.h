@@ -341,6 +341,8 @@ class TrainingSession {
   // that has done the most updates.
   Status JoinRanks();
   Status TakeParameters(int root);
+  // True for a parameter of StepOptions::rank_parts and for its state.
+  bool IsRankPart(int parameter) const;
   // The tensor itself or a copy, in memory that the communicator exchanges.
   Result<Tensor> OnExchangedDevice(const Tensor& tensor) const;
   std::shared_ptr<const ExecutionProvider> ProviderOn(Device device) const;  // null: none

@@ -50,6 +50,11 @@ Status TrainingSession::Save(const std::string& path,
   if (parameters_inconsistent_)
     return InvalidArgument(
         "a lost step left parameters half updated: there is nothing worth saving");
+  if (ranks() > 1 && !options_.step.rank_parts.empty()) {
+    return Unsupported("rank_parts: '" + path +
+                       "' would hold this rank's part of some parameters; save each rank's "
+                       "Parameter() in a file of its own");
+  }
   if (ordered() && ranks() > 1 && accumulated() > 0) {
     return Unsupported("logical_shards: '" + path +
                        "' is to be saved after an update; now each rank has gradients of its own");

@@ -24,6 +24,7 @@ uint64_t TrainingSession::RankFingerprint() const {
     MixNode(hash, *node);
     hash.Mix(node->inputs().size());
   }
+  for (const std::string& name : options_.step.rank_parts) hash.Mix(name);
   for (int i = 0; i < parameters_.size(); ++i) {
     const Tensor& tensor = parameters_.tensor(i);
     hash.Mix(parameters_.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
@@ -141,14 +142,28 @@ Result<Tensor> TrainingSession::OnExchangedDevice(const Tensor& tensor) const {
   return there;
 }
 
+bool TrainingSession::IsRankPart(int parameter) const {
+  std::string name = parameters_.name(parameter);
+  if (parameter >= trained_ + statistics_) {  // "accumulator.NAME", "optimizer.STATE.NAME"
+    const int prefixes = IsAccumulator(parameter) ? 1 : 2;
+    for (int i = 0; i < prefixes; ++i) name = name.substr(name.find('.') + 1);
+  }
+  const std::vector<std::string>& parts = options_.step.rank_parts;
+  return std::find(parts.begin(), parts.end(), name) != parts.end();
+}
+
 Status TrainingSession::TakeParameters(int root) {
   Communicator& communicator = *options_.communicator;
   std::vector<Tensor> exchanged;
+  std::vector<int> taken;
   Status status;
   for (int i = 0; i < WholeParameters() && status.ok(); ++i) {
+    if (IsRankPart(i)) continue;
     Result<Tensor> tensor = OnExchangedDevice(parameters_.tensor(i));
     status = tensor.status();
-    if (status.ok()) exchanged.push_back(*std::move(tensor));
+    if (!status.ok()) break;
+    exchanged.push_back(*std::move(tensor));
+    taken.push_back(i);
   }
   std::vector<std::unique_ptr<Work>> works;
   for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
@@ -162,7 +177,7 @@ Status TrainingSession::TakeParameters(int root) {
     if (status.ok()) status = work->Wait(Clock::now() + RankTimeout());
   }
   for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
-    const Tensor& own = parameters_.tensor(static_cast<int>(i));
+    const Tensor& own = parameters_.tensor(taken[i]);
     if (own.device() != exchanged[i].device())
       status = CopyElements(exchanged[i], own, fallback_->providers());
   }
@@ -177,6 +192,11 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   const bool was_alone = ranks() == 1;
   const int others = communicator == nullptr ? 1 : communicator->size();
+  if (!options_.step.rank_parts.empty()) {
+    return Unsupported(
+        "rank_parts: each rank has its own part of parameters, and the part of a lost rank is "
+        "gone: make a session again, and set the last parameters");
+  }
   if (options_.shard > 0 && others != ranks()) {
     return InvalidArgument(
         "the optimizer state is divided among " + std::to_string(ranks()) +

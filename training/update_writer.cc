@@ -9,6 +9,29 @@
 #include "training/kernels/training_ops.h"
 
 namespace caesura {
+namespace {
+
+// Of GlobalNorm.
+DType NormDType(const std::vector<Value*>& tensors) {
+  const bool is_wide = std::any_of(tensors.begin(), tensors.end(), [](const Value* tensor) {
+    return tensor->dtype() == DType::kFloat64;
+  });
+  return is_wide ? DType::kFloat64 : DType::kFloat32;
+}
+
+std::vector<Optimizer> AllOptimizers(const StepOptions& options) {
+  std::vector<Optimizer> optimizers = {options.optimizer};
+  for (const ParameterGroup& group : options.groups)
+    optimizers.push_back(ForGroup(options.optimizer, group));
+  return optimizers;
+}
+
+// True if no element of an update depends on other elements of its parameter.
+bool UpdatesByElement(const OptimizerUpdate& update) {
+  return !update.op_type.empty() && update.op_type != "LambUpdate";
+}
+
+}  // namespace
 
 Value* UpdateWriter::Op(const std::string& op_type, std::vector<Value*> inputs, ValueType type,
                         AttributeMap attributes) {
@@ -89,6 +112,10 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
     own.push_back(gradients[i]->dtype());
+    if (IsRankPart(i)) {
+      collectives_.Await(gradients[i]);
+      continue;
+    }
     if (options_.exchange_dtype != DType::kUndefined)
       gradients[i] = As(gradients[i], options_.exchange_dtype);
     if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
@@ -179,21 +206,32 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
   return out;
 }
 
-Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
-  if (buckets_.empty()) return Act("GlobalNorm", gradients, {}, 1)->output(0);
-  std::vector<Value*> parts;
-  DType dtype = DType::kFloat32;  // of a norm of these
-  for (const Bucket& bucket : buckets_) {
-    parts.push_back(bucket.gradient);
-    if (bucket.gradient->dtype() == DType::kFloat64) dtype = DType::kFloat64;
-  }
-  Value* norm = Act("GlobalNorm", parts, {}, 1)->output(0);
-  norm->set_type(ValueType::Tensor(dtype, Shape{}));
+bool UpdateWriter::IsRankPart(int trained) const {
+  const auto& parts = options_.rank_parts;
+  return options_.bucket_bytes > 0 &&
+         std::find(parts.begin(), parts.end(), program_.parameters[trained]) != parts.end();
+}
+
+Value* UpdateWriter::SquareOfNorm(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* norm = Act("GlobalNorm", gradients, {}, 1)->output(0);
+  norm->set_type(ValueType::Tensor(NormDType(gradients), Shape{}));
   norm = As(norm, DType::kFloat64);
-  Value* square = Op("Mul", {norm, norm}, wide);
+  return Op("Mul", {norm, norm}, wide);
+}
+
+Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
+  std::vector<Value*> whole, parts;
+  for (const Bucket& bucket : buckets_) parts.push_back(bucket.gradient);
+  for (int i = 0; i < program_.trained && buckets_.empty(); ++i)
+    (IsRankPart(i) ? parts : whole).push_back(gradients[i]);
+  if (parts.empty()) return Act("GlobalNorm", whole, {}, 1)->output(0);
+  const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
+  Value* square = SquareOfNorm(parts);
   collectives_.AllReduce({&square}, options_.bucket_bytes);
-  return As(Op("Sqrt", {square}, wide), dtype);
+  if (!whole.empty()) square = Op("Add", {square, SquareOfNorm(whole)}, wide);
+  const bool is_wide = NormDType(parts) == DType::kFloat64 || NormDType(whole) == DType::kFloat64;
+  return As(Op("Sqrt", {square}, wide), is_wide ? DType::kFloat64 : DType::kFloat32);
 }
 
 Value* UpdateWriter::MeanFactor() {
@@ -313,13 +351,10 @@ Status UpdateWriter::CheckSharding(const StepOptions& options,
         std::to_string(given.size()) + " of them, got " + std::to_string(own.size()) +
         " or others");
   }
-  std::vector<Optimizer> optimizers = {options.optimizer};
-  for (const ParameterGroup& group : options.groups)
-    optimizers.push_back(ForGroup(options.optimizer, group));
-  for (const Optimizer& optimizer : optimizers) {
+  for (const Optimizer& optimizer : AllOptimizers(options)) {
     const OptimizerUpdate update = DescribeUpdate(optimizer);
     const bool by_element =
-        !update.op_type.empty() && update.op_type != "LambUpdate" &&
+        UpdatesByElement(update) &&
         std::none_of(update.states.begin(), update.states.end(),
                      [](const auto& state) { return state.scalar != DType::kUndefined; });
     if (by_element) continue;
@@ -330,6 +365,26 @@ Status UpdateWriter::CheckSharding(const StepOptions& options,
   if (!options.keep_gradients) return {};
   return Unsupported(
       "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
+}
+
+Status UpdateWriter::CheckRankParts(const StepOptions& options,
+                                    const std::vector<std::string>& trainable) {
+  for (const std::string& name : options.rank_parts) {
+    if (std::find(trainable.begin(), trainable.end(), name) != trainable.end()) continue;
+    return InvalidArgument("rank_parts: expected trained parameters, got '" + name + "'");
+  }
+  if (options.shard_ranks > 0 || options.logical_shards > 0) {
+    return Unsupported(
+        "rank_parts: parameters of which each rank has its own part need shard = 0 and "
+        "logical_shards = 0, since their gradients are not summed over the ranks");
+  }
+  for (const Optimizer& optimizer : AllOptimizers(options)) {
+    if (UpdatesByElement(DescribeUpdate(optimizer))) continue;
+    return Unsupported(
+        "rank_parts: Adafactor, Lamb and Muon update an element by the whole parameter, of which "
+        "this rank has a part; take another optimizer");
+  }
+  return {};
 }
 
 std::vector<std::vector<int>> UpdateWriter::GivenBuckets() const {

@@ -21,6 +21,11 @@ class UpdateWriter {
   static Status CheckSharding(const StepOptions& options,
                               const std::vector<std::string>& trainable);
 
+  // kUnsupported where the options do not allow parameters of which each rank has its own part
+  // (StepOptions::rank_parts); kInvalidArgument where these are not trained.
+  static Status CheckRankParts(const StepOptions& options,
+                               const std::vector<std::string>& trainable);
+
   // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
   // Then the writes of Accumulate and Update wait until these are known to be finite. To be called
@@ -89,8 +94,12 @@ class UpdateWriter {
   std::vector<Group> Groups() const;
   // Indices of trained parameters in the buckets of StepOptions::shard_buckets.
   std::vector<std::vector<int>> GivenBuckets() const;
-  // The global norm; of buckets, over the parts of all ranks.
+  // True if each rank has its own part of the trained parameter.
+  bool IsRankPart(int trained) const;
+  // The global norm; of what ranks have parts of, over the parts of all ranks.
   Value* Norm(const std::vector<Value*>& gradients);
+  // The sum of squares, as a float64 scalar.
+  Value* SquareOfNorm(const std::vector<Value*>& gradients);
   Value* Scale(const std::vector<Value*>& gradients);
   // With the group's learning rate.
   Value* CoefficientsOf(const Group& group, Value* coefficients);

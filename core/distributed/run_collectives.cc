@@ -38,6 +38,11 @@ Status RunCollectives::Wait(int64_t number) {
   return Checked(work->Wait(Clock::now() + timeout_));
 }
 
+Status RunCollectives::Run(const Collective& collective) {
+  const Result<std::unique_ptr<Work>> work = communicator_.Start(collective);
+  return Checked(work.ok() ? (*work)->Wait(Clock::now() + timeout_) : work.status());
+}
+
 Status RunCollectives::Agree() {
   const int64_t own[] = {flag_ != nullptr && *flag_ ? 1 : 0, std::bit_cast<int64_t>(number_)};
   const Result<std::vector<int64_t>> all = communicator_.Gather(own, Clock::now() + timeout_);

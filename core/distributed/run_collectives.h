@@ -30,6 +30,8 @@ class RunCollectives {
   int size() const { return communicator_.size(); }
   Status Start(int64_t number, const Collective& collective);
   Status Wait(int64_t number);
+  // Starts a collective and waits for it.
+  Status Run(const Collective& collective);
   // A number that Agree sums over all ranks.
   void Share(double number) { number_ = number; }
   // Comes back once all ranks have come to it: every rank has the results of all collectives

@@ -92,7 +92,8 @@ inline std::shared_ptr<const ExecutionProvider> TrainingCpu() {
 
 inline RealModel MakeRealModel(const std::string& text, size_t data_inputs) {
   EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
-  auto parsed = ParseModelText("<ir_version: 10, opset_import: [\"\" : 20]> " + text);
+  auto parsed =
+      ParseModelText("<ir_version: 10, opset_import: [\"\" : 20, \"ai.caesura\" : 1]> " + text);
   EXPECT_TRUE(parsed.ok()) << parsed.status().ToString();
   RealModel out{*std::move(parsed), {}, {}};
   FillInitializers(*out.model.graph, data_inputs);

@@ -101,6 +101,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     if (!communicator.is_none())
       options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
+  if (arguments.contains("rank_parts"))
+    options.step.rank_parts = nb::cast<std::vector<std::string>>(get("rank_parts"));
   if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
   if (arguments.contains("shard_buckets")) {
     options.step.shard_buckets =

@@ -14,10 +14,11 @@ std::string Key(const std::string& op_type, const std::string& domain) {
 
 std::vector<GradientRule> Collect() {
   std::vector<GradientRule> out;
-  for (auto* family : {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules, MovementRules,
-                       IndexingRules, ReductionRules, NnRules, NormalizationRules, AttentionRules,
-                       ImageRules, QuantizeRules, SignalRules, SequenceRules, ControlFlowRules,
-                       TrainingOpRules, AtenRules, OwnRules, StopRules}) {
+  for (auto* family :
+       {ElementwiseRules, ActivationRules, MatMulRules, EinsumRules,        MovementRules,
+        IndexingRules,    ReductionRules,  NnRules,     NormalizationRules, AttentionRules,
+        ImageRules,       QuantizeRules,   SignalRules, SequenceRules,      ControlFlowRules,
+        TrainingOpRules,  AtenRules,       OwnRules,    ExchangeRules,      StopRules}) {
     for (GradientRule& rule : family()) out.push_back(std::move(rule));
   }
   return out;

@@ -65,9 +65,10 @@ std::vector<GradientRule> SequenceRules();       // rules_sequence.cc: sequences
 std::vector<GradientRule> ControlFlowRules();    // rules_control_flow.cc: If, Loop, Scan
 std::vector<GradientRule> TrainingOpRules();     // rules_training_ops.cc: gradients of gradients
 std::vector<GradientRule> AtenRules();           // rules_aten.cc: operators of PyTorch
-const GradientRule& HookRule();         // rules_hook.cc: the one for ops with a gradient hook
-std::vector<GradientRule> OwnRules();   // rules_own.cc: gradients that the model has itself
-std::vector<GradientRule> StopRules();  // rules_stop.cc: what no gradient flows through
+const GradientRule& HookRule();             // rules_hook.cc: the one for ops with a gradient hook
+std::vector<GradientRule> OwnRules();       // rules_own.cc: gradients that the model has itself
+std::vector<GradientRule> ExchangeRules();  // rules_exchange.cc: between the ranks of a step
+std::vector<GradientRule> StopRules();      // rules_stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient
 

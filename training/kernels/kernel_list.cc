@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/kernels/spec/collectives.h"
+#include "core/kernels/spec/exchanges.h"
 #include "core/kernels/spec/shards.h"
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/conv/kernel_list.h"
@@ -37,6 +38,7 @@ void RegisterTrainingKernels(KernelRegistry& registry) {
   RegisterOptimizerKernels(registry);
   RegisterCollectives(registry, CopyOnHost);
   RegisterShards(registry);
+  RegisterExchanges(registry);
 }
 
 }  // namespace caesura

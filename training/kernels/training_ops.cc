@@ -192,6 +192,33 @@ OpSchemaSpec FusedMatMul() {
   return spec;
 }
 
+// Dim 0 times the number of ranks, or divided by it.
+template <bool kGathers>
+Status InferExchange(Graph&, Node* node) {
+  const Value* x = node->input(0);
+  Value* y = node->output(0);
+  if (x == nullptr || y == nullptr || !x->type().is_tensor()) return {};
+  ValueType type = x->type();
+  const auto ranks = node->Attr<int64_t>("ranks", 0);
+  if (type.shape && !type.shape->empty()) {
+    Dim& rows = type.shape->front();
+    if (!rows.known() || ranks < 1) rows = Dim{};
+    else rows.value = kGathers ? rows.value * ranks : rows.value / ranks;
+  }
+  y->set_type(std::move(type));
+  return {};
+}
+
+std::vector<OpSchemaSpec> Exchanges() {
+  std::vector<OpSchemaSpec> out = {Spec("AllReduce", 1, 1, 1, {0}), Spec("AllToAll", 1, 1, 1, {0}),
+                                   Spec("AllGather", 1, 1, 1, {}),
+                                   Spec("ReduceScatter", 1, 1, 1, {})};
+  out[2].infer = InferExchange<true>;
+  out[3].infer = InferExchange<false>;
+  for (OpSchemaSpec& spec : out) spec.is_deterministic = false;  // none is joined with another
+  return out;
+}
+
 std::vector<OpSchemaSpec> Elementwise() {
   return {
       Spec("ReluGrad", 2, 2, 1, {0}),       Spec("GeluGrad", 2, 2, 1, {0}),
@@ -361,7 +388,7 @@ std::vector<OpSchemaSpec> Steps() {
 }  // namespace
 
 Status RegisterTrainingOpSchemas() {
-  for (const auto& family : {Elementwise(), Movement(), Layers(), Steps()}) {
+  for (const auto& family : {Elementwise(), Movement(), Layers(), Steps(), Exchanges()}) {
     if (Status status = RegisterOpSchemas(family); !status.ok()) return status;
   }
   return {};

@@ -126,6 +126,13 @@
 //     Attributes number and ranks
 // AllGatherWait (parts, part, tensors...) -> tensors'...   the tensors that the parts are of, in
 //     place; attributes likewise
+// AllReduce (X) -> Y   Y = the sum of all ranks' X. A model's own exchange between its parts on the
+//     ranks of the run. Attribute ranks (int, 2 or more): their number; the parts of ranks lie
+//     along dim 0. All ranks run the same exchanges in the same order. A step differentiates the
+//     sum of all ranks' losses: dX is what all ranks make of X
+// AllGather (X) -> Y   Y = all ranks' X, one after the other; likewise
+// ReduceScatter (X) -> Y   Y = this rank's part of the sum of all ranks' X; likewise
+// AllToAll (X) -> Y   part s of rank r's X is part r of rank s's Y; likewise
 // Optimizer updates, one node a parameter group; every parameter of the group is an input and an
 //     output: SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate,
 //     AdagradUpdate, AdadeltaUpdate, AsgdUpdate, RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate

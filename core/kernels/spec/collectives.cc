@@ -6,17 +6,20 @@
 
 #include "core/base/status_macros.h"
 #include "core/distributed/run_collectives.h"
-#include "core/kernels/kernel_context.h"
 #include "core/tensor/buffer.h"
 
 namespace caesura {
-namespace {
 
-Result<RunCollectives*> CollectivesOf(const KernelContext& context) {
+Result<RunCollectives*> CollectivesOf(const KernelContext& context, int ranks) {
   RunCollectives* collectives = context.collectives();
-  if (collectives != nullptr) return collectives;
-  return InvalidArgument("the run has no communicator (RunOptions::collectives)");
+  if (collectives == nullptr)
+    return InvalidArgument("the run has no communicator (RunOptions::collectives)");
+  if (ranks == 0 || collectives->size() == ranks) return collectives;
+  return InvalidArgument("the step was planned for " + std::to_string(ranks) +
+                         " ranks, and the run has " + std::to_string(collectives->size()));
 }
+
+namespace {
 
 Status DecideOutputs(KernelInfo& info) {
   for (int i = 0; i < info.input_count(); ++i) {

@@ -7,9 +7,14 @@
 #include <cstddef>
 #include <functional>
 
+#include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {
+
+// The collectives of the run. kInvalidArgument where it has none, or other ranks than the `ranks`
+// that its plan was made for; 0: any number.
+Result<RunCollectives*> CollectivesOf(const KernelContext& context, int ranks = 0);
 
 // Copies within the device, in the order of its stream.
 using CopyBytes = std::function<Status(void* to, const void* from, size_t bytes)>;

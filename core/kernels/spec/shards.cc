@@ -10,6 +10,7 @@
 #include "core/distributed/bucket_layout.h"
 #include "core/distributed/run_collectives.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/spec/collectives.h"
 #include "core/tensor/buffer.h"
 
 namespace caesura {
@@ -27,16 +28,6 @@ Result<BucketLayout> LayoutOf(const KernelInfo& info, int first) {
   if (ranks < 1 || elements.empty())
     return info.Invalid("needs a tensor and an attribute ranks of 1 or more");
   return BucketLayout(std::move(elements), info.InputDType(0), static_cast<int>(ranks));
-}
-
-// The collectives of a run among as many ranks as the plan was made for.
-Result<RunCollectives*> CollectivesOfRanks(const KernelContext& context, int ranks) {
-  RunCollectives* collectives = context.collectives();
-  if (collectives == nullptr)
-    return InvalidArgument("the run has no communicator (RunOptions::collectives)");
-  if (collectives->size() == ranks) return collectives;
-  return InvalidArgument("the step was planned for " + std::to_string(ranks) +
-                         " ranks, and the run has " + std::to_string(collectives->size()));
 }
 
 // Puts the inputs into the block, with zeros between them.
@@ -71,8 +62,7 @@ Status CreateBlockStart(KernelInfo& info, bool ordered) {
   }
   info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives,
-                     CollectivesOfRanks(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
     void *block = context.Output<void>(1), *parts = context.Output<void>(0);
     return collectives->Start(
@@ -87,7 +77,7 @@ Status CreateReduceScatterWait(KernelInfo& info) {
   info.SetInPlace(0, 0);
   const auto ranks = static_cast<int>(info.Attr<int64_t>("ranks", 0));
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
     return collectives->Wait(number);
   });
   return {};
@@ -127,7 +117,7 @@ Status CreateOrderedSumWait(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     info.SetCompute(
         [=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-          ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
+          ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
           RETURN_IF_ERROR(collectives->Wait(number));
           T* parts = context.Output<T>(count);
           SumInPairs(parts, ranks, part);
@@ -147,7 +137,7 @@ Status CreateOwnPart(KernelInfo& info) {
   info.SetOutput(0, dtype, Shape{layout.part()});
   info.SetCompute([=](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(const RunCollectives* const collectives,
-                     CollectivesOfRanks(context, layout.ranks()));
+                     CollectivesOf(context, layout.ranks()));
     const size_t size = DTypeSize(dtype);
     char* part = context.Output<char>(0);
     std::memset(part, 0, size * layout.part());
@@ -167,7 +157,7 @@ Status CreateAllGatherStart(KernelInfo& info) {
   if (ranks < 1) return info.Invalid("needs an attribute ranks of 1 or more");
   info.SetOutput(0, dtype, Shape{part * ranks});
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOfRanks(context, ranks));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
     return collectives->Start(number, Collective::AllGather(dtype, context.Input<void>(0),
                                                             context.Output<void>(0), part));
   });
@@ -187,8 +177,7 @@ Status CreateAllGatherWait(KernelInfo& info) {
     info.SetInPlace(kFirst + i, i);
   }
   info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
-    ASSIGN_OR_RETURN(RunCollectives* const collectives,
-                     CollectivesOfRanks(context, layout.ranks()));
+    ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
     RETURN_IF_ERROR(collectives->Wait(number));
     const size_t size = DTypeSize(dtype);
     for (int i = 0; i < layout.tensors(); ++i) {

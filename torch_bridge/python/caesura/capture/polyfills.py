@@ -4,9 +4,11 @@ same results."""
 
 import contextlib
 import functools
+import logging
 import operator
 import sys
 import types
+import warnings
 from unittest import mock
 
 import torch
@@ -143,6 +145,13 @@ def _hooks_of_transformers():
     module = sys.modules.get("transformers.utils.output_capturing")
     install = getattr(module, "maybe_install_capturing_hooks", None)
     return {} if install is None else {id(install): _traced(install, _AtOnce)}
+
+
+def logging_calls():
+    """Calls that only print or log, also by methods that libraries have added to loggers (warning_once)."""
+    stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
+    methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
+    return methods | {print, warnings.warn}
 
 
 @contextlib.contextmanager

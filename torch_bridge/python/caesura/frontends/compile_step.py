@@ -4,7 +4,6 @@
 import functools
 import inspect
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Optional
 
@@ -21,13 +20,14 @@ from caesura.capture.compat import (BackendCompilerFailed, FailOnRecompileLimitH
                                     takes_load_hooks, tree_leaves_with_path, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
+from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
 from caesura.capture.frames import first_line, is_users_error, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
 from caesura.capture.layout import lay_arguments
 from caesura.capture.linalg_checks import join_checks
 from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
-from caesura.capture.polyfills import capturing
+from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import as_leaf, drop_detached, mark_cuts, reached_inputs, record, takes_gradients
@@ -39,13 +39,6 @@ from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Step
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
 from caesura.runtime.step_ranks import StepRanks
-
-
-def _logging_calls():
-    """Calls that only print or log, also by methods that libraries have added to loggers (warning_once)."""
-    stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
-    methods = {f for name, f in vars(logging.Logger).items() if callable(f) and name.startswith(stems)}
-    return methods | {print, warnings.warn}
 
 
 collect_from(_core.take_step_counts)
@@ -74,7 +67,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
 
     Args:
         module: the module. Parameters in another memory format (channels_last) become contiguous, since each kernel
-            chooses its own.
+            chooses its own. With DTensors (parallelize_module) each rank trains its parts.
         loss_fn: called as ``loss_fn(module(*args[:-1], **kwargs), args[-1])``. None if the module takes all arguments and
             returns its loss: a scalar, or an object or dict with `loss`.
         optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
@@ -312,6 +305,7 @@ class CompiledStep(Suspendable, Ranked):
                      f"(at {describe(node)})" for node in graph.graph.find_nodes(op="call_function", target=torch.Tensor.set_)]
         problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
                      for node in share_storage(graph.graph)]
+        problems += refused_dtensors(graph, loss)
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
@@ -326,6 +320,7 @@ class CompiledStep(Suspendable, Ranked):
         def keep(module, inputs):
             metadata = TracingContext.get().fw_metadata
             join_checks(module, len(metadata.tokens))
+            drop_meshes(module, example_inputs)
             left = lay_arguments(module.graph, ())
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
@@ -378,7 +373,7 @@ class CompiledStep(Suspendable, Ranked):
         for program in self.programs:
             if not program.is_captured:
                 program.refuse_others(own.get)
-        if self._keys == 0 or not isinstance(self.recipe, Recipe):
+        if self._keys == 0 or not isinstance(self.recipe, Recipe) or any(map(is_dtensor, own.values())):
             return None
         self._keys -= 1
         try:
@@ -417,7 +412,8 @@ class CompiledStep(Suspendable, Ranked):
         """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same."""
         program, feeds, counters, returned = self._ran or (None, None, (), None)
         sources = None
-        if returned is loss and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
+        is_plain = program is not None and not program.is_parallel
+        if returned is loss and is_plain and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
             sources = find_sources(self, feeds, args, kwargs)
         if sources is None:
             self._keys = 0  # later calls will be alike
@@ -468,7 +464,7 @@ class CompiledStep(Suspendable, Ranked):
                         return self._call(*args, **kwargs)
                     except Unsupported:
                         pass  # a logging call prevents a new capture; nothing has run
-                with capturing(self.module, ignore_logging_functions=_logging_calls()):
+                with capturing(self.module, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:

@@ -45,6 +45,8 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
         raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
     folder = pathlib.Path(path)
     program = step.capture(*args, **kwargs)
+    if program.is_parallel:
+        raise ValueError("the step exchanges values between ranks, each of which has its part of the parameters: it cannot be exported")
     left = calls_pytorch(program.forward)
     if left:
         raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")

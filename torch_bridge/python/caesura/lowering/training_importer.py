@@ -17,6 +17,7 @@ from caesura.capture.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, make_model, onnx_type
+from caesura.lowering.ops.exchange import is_exchange, write_exchange
 from caesura.lowering.ops.gradient_conventions import CONVENTIONS
 from caesura.lowering.ops.loss import with_ignored
 from caesura.lowering.ops.normalization import fixed_batch_norm
@@ -174,18 +175,21 @@ class ForwardImporter(Importer):
     """Imports for training. `left` holds what PyTorch computes: (op, reason, place); `draws` the rng_inputs.Draws, each an input.
 
     functions: the autograd.Functions among the calls (autograd_function.py), whose backwards are traced with `decompositions`.
-    twice: whether there are gradients among the calls.
+    twice: whether there are gradients among the calls. groups: as write_exchange() takes it.
     """
 
-    def __init__(self, functions=(), decompositions=None, twice=False):
+    def __init__(self, functions=(), decompositions=None, twice=False, groups=None):
         super().__init__()
         self.left, self.draws, self.functions, self.decompositions, self.twice = [], [], functions, decompositions, twice
+        self.groups = groups or {}
 
     def function(self, node):
         if node.target in DRAWS:
             return self._draw
         if node.target is autograd_function.TARGET:
             return self._with_gradient
+        if is_exchange(node):
+            return functools.partial(write_exchange, self.groups)
         ours = CONVENTIONS.get(node.target) or super().function(node)
         if has_complex(node) or (self.twice and _is_left_twice(node)):
             ours = None

@@ -19,6 +19,7 @@ from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
 from caesura.lowering.importer import Importer
 from caesura.lowering.onnx_builder import Tensor, make_model
+from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
 
 aten = torch.ops.aten
@@ -34,8 +35,6 @@ _GENERATED = DRAWS | {aten.native_dropout.default}
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
 _UNCOUNTED = {*VIEWS, *_CHECKS, _EMPTY, operator.getitem}
 _UNTOLD = _UNCOUNTED | _GENERATED
-# Exchanges of parallelized modules (DTensor): their process group does them, whoever computes the rest.
-_EXCHANGES = "_c10d_functional"
 # A backward hands out gradients of at least this many bytes at a time: DistributedDataParallel's first, smallest bucket.
 _PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
@@ -134,7 +133,7 @@ class GraphProgram:
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif node.target not in _UNTOLD and node.target.namespace != _EXCHANGES:
+            elif node.target not in _UNTOLD and not is_exchange(node):  # the process group exchanges
                 reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
@@ -450,7 +449,7 @@ class CallStep:
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes, self.nodes = node, node.all_input_nodes, [node], [node]
         self.target = _AS.get(node.target, node.target)
-        self.counts = not is_symbolic(node) and node.target not in _UNCOUNTED and node.target.namespace != _EXCHANGES
+        self.counts = not (is_symbolic(node) or node.target in _UNCOUNTED or is_exchange(node))
 
     def __call__(self, values):
         began = time.perf_counter()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from caesura.capture.compat import foreach_add_, foreach_mul_, step_hooks
+from caesura.capture.dtensors import is_dtensor
 from caesura.reports import fall_back
 
 
@@ -220,7 +221,9 @@ class Recipe:
             held = state.get(name)
             if held is None:
                 start = start if isinstance(start, (int, float)) else 0
-                held = torch.full(shape, complex(start, start) if dtype.is_complex else start, dtype=dtype)
+                start = complex(start, start) if dtype.is_complex else start
+                is_placed = is_dtensor(parameter) and shape == parameter.shape  # the state lies where the parameter does
+                held = torch.full_like(parameter, start) if is_placed else torch.full(shape, start, dtype=dtype)
             elif held.shape != torch.Size(shape) or _bits_of(dtype) < min(_bits_of(held.dtype), 32):
                 raise ValueError(f"the optimizer's {name} is {held.dtype} {list(held.shape)}, its parameter "
                                  f"{parameter.dtype} {list(parameter.shape)}")

@@ -10,11 +10,13 @@ from onnx import helper
 from caesura import _core
 from caesura.capture.aliasing import share_memory
 from caesura.capture.compat import OutputType, TracingContext, unset_fake_temporarily
+from caesura.capture.dtensors import held, is_dtensor
 from caesura.capture.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
 from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
+from caesura.lowering.ops.exchange import is_exchange
 from caesura.lowering.training_importer import import_forward, number_input
 from caesura.reports import RECORD
 from caesura.user_code import with_source
@@ -59,6 +61,8 @@ class StepProgram:
     left_behind = ()  # the keys that its first calls recorded
     counted = ()  # buffers that count calls: (tensor, what a call adds to it)
     leaves_results = False  # a call leaves more than the loss
+    is_parallel = False  # it computes with DTensors, or exchanges values with other ranks
+    rank_parts = ()  # the names of the parameters of which this rank has its own part
     dtype = torch.float32  # of the loss
 
     def __init__(self, owner):
@@ -78,9 +82,10 @@ class StepProgram:
             "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
-            "threads": owner.threads, "seed": 0, **owner.ranks.arguments(),
+            "threads": owner.threads, "seed": 0, "rank_parts": [name for name in self.trained if name in self.rank_parts],
+            **owner.ranks.arguments(),
         }, {name: as_real(value) for name, _, value in bound} | self.kept)
-        self._held = {name: (value, value.data_ptr()) for name, _, value in bound}
+        self._held = {name: (value, held(value).data_ptr()) for name, _, value in bound}
         self._watch = None
         owner.prepare(self)
         self.rebind()
@@ -122,16 +127,16 @@ class StepProgram:
         return self._watch is not None and self._watch.unchanged()
 
     def _bind(self, name, tensor):
-        held = tensor, tensor.data_ptr()
+        now = tensor, held(tensor).data_ptr()
         before = self._held.get(name)
-        if before is None or before[0] is not tensor or before[1] != held[1]:
+        if before is None or before[0] is not tensor or before[1] != now[1]:
             self.session.bind_parameter(name, as_real(tensor))
-            self._held[name] = held
+            self._held[name] = now
 
     def watch(self, watch):
         """Adds to a _core.Watch all that rebind() depends on."""
         for _, _, value in self.bound:
-            watch.tensor(value, True)
+            watch.tensor(held(value), True)
         self.owner.recipe.watch(watch, self.learners)
 
     def counts(self) -> list:
@@ -175,11 +180,12 @@ class CapturedStep(StepProgram):
         self.loss = results[len(mutated) + loss]
         self.outputs = list(zip(results[len(mutated):], metadata.output_info))
         self.leaves_results = len(self.outputs) > 1
+        self.is_parallel = any(map(is_exchange, module.graph.nodes))
         self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.code = TracingContext.get().traced_code
         values = (n.meta["val"] for n in self.placeholders)
         fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
-        self.is_kept = keyed and fixed and len(self.outputs) == 1
+        self.is_kept = keyed and fixed and len(self.outputs) == 1 and not self.is_parallel
 
     @torch.no_grad()
     def __call__(self, *values):
@@ -231,6 +237,8 @@ class CapturedStep(StepProgram):
         inputs = owner.input_names(*owner._inputs)
         name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         statistics, writes = self._written(values, name_of)
+        groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
+        self.is_parallel |= any(is_dtensor(v) for _, _, v in tensors)
         bound, names, self.feeds, self.constants = [], {}, [], []
         for i, node, value in tensors:
             trained = id(value) in recipe.trained and i in self.reached
@@ -242,7 +250,7 @@ class CapturedStep(StepProgram):
                 if id(value) in owner.names:
                     self.constants.append((name, value))
         try:
-            importer = self.make_importer()
+            importer = self.make_importer(groups=groups)
             model = import_forward(importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
@@ -261,6 +269,8 @@ class CapturedStep(StepProgram):
         if not any(id(value) in recipe.trained for _, _, value in bound):
             raise StepRefused("the loss depends on no parameter of the optimizer's")
         try:
+            if self.is_parallel:
+                owner.ranks.refuse_parallel(self.draws or any(map(draws_in_run, model.graph.node)))
             self.open(model, bound)
         except NotImplementedError as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
@@ -279,6 +289,9 @@ class CapturedStep(StepProgram):
             if result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
                 self.counters.append((position, result.args[1]))
                 continue
+            if is_dtensor(value):
+                raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, which is a DTensor "
+                                  f"(at {describe(result)})")
             if id(value) not in kept:
                 what = "which the optimizer trains" if id(value) in trained else "which is no buffer or parameter of the module"
                 raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, {what} (at {describe(result)})")
@@ -329,9 +342,11 @@ def _view_of(at, base, view):
 
 
 def as_real(value):
-    """A tensor as programs have it: complex numbers have their parts along a last axis, and an int is a scalar."""
+    """A tensor as programs have it: of a DTensor the local part, complex numbers with their parts along a last axis, and an
+    int as a scalar."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(value)
+    value = held(value)
     return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
 
 

@@ -3,6 +3,7 @@
 
 import torch
 
+from caesura.capture.dtensors import is_dtensor
 from caesura.ranks import communicator
 from caesura.runtime.step_program import StepRefused
 from caesura.runtime.step_shards import StepShards
@@ -23,6 +24,7 @@ class StepRanks:
         self._has_joined = False
         self.shards = StepShards(shard)
         self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype}
+        self._has_parts = False
 
     def join(self, programs):
         """Finds the other ranks, which may have come after compile_step()."""
@@ -38,9 +40,63 @@ class StepRanks:
             raise StepRefused(f"with several ranks the program must do the update, which {type(optimizer).__name__} cannot be written "
                               "into; write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
 
+    def take_parts(self, tensors: dict):
+        """Tells how the ranks hold these tensors, by name, of a program.
+
+        Returns:
+            The sizes of the process groups that the program may exchange among, by the groups' names; and the names of the
+            tensors of which each rank has its own part.
+
+        Raises:
+            StepRefused: a DTensor is divided among other ranks than the step's, or in another way than a step takes.
+        """
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return {}, frozenset()
+        group = distributed.group.WORLD if self._group is None else self._group
+        groups, parts = {group.group_name: group.size()}, set()
+        for name, tensor in tensors.items():
+            if not is_dtensor(tensor):
+                continue
+            mesh = tensor.device_mesh
+            if mesh.ndim != 1:
+                raise StepRefused(f"'{name}' lies on a device mesh of shape {tuple(mesh.shape)}, and a step takes meshes of one dim; for "
+                                  "more write caesura.wrap(module) and a loop of your own")
+            of_mesh, of_step = map(distributed.get_process_group_ranks, (mesh.get_group(), group))
+            if of_mesh != of_step:
+                raise StepRefused(f"'{name}' lies on the ranks {of_mesh}, and the step's are {of_step}; write "
+                                  "compile_step(..., process_group=mesh.get_group())")
+            groups[mesh.get_group().group_name] = mesh.size()
+            (placement,) = tensor.placements
+            if placement.is_replicate():
+                continue
+            if type(placement) is not distributed.tensor.Shard:
+                raise StepRefused(f"'{name}' is placed as {placement}, and a step takes Shard and Replicate")
+            if tensor.shape[placement.dim] % mesh.size():
+                raise StepRefused(f"'{name}' of {list(tensor.shape)} is divided unequally: {mesh.size()} ranks must divide its dim "
+                                  f"{placement.dim} equally")
+            parts.add(name)
+        self._has_parts |= bool(parts)
+        return groups, frozenset(parts)
+
+    def refuse_parallel(self, draws: bool):
+        """Refuses options of a step whose module exchanges values between the ranks. draws: it draws random numbers."""
+        if draws:
+            raise StepRefused("the forward draws random numbers (dropout), other ones on each rank, where parallelized modules need "
+                              "the same; set dropout to 0, or write caesura.wrap(module) and a loop of your own")
+        if self.shards.arguments()["shard"]:
+            raise StepRefused("shard divides state that each rank has whole, and ranks have parts of this module's parameters; "
+                              "write shard=0")
+        if self._options["mean_over"] != "batches":
+            raise StepRefused("the ranks of a parallelized module have one batch, whose tokens count alike already; write "
+                              "mean_over='batches'")
+
     def regroup(self, step, process_group):
         """Makes `step` go on with the ranks of the group, from the parameters, buffers and optimizer state of the one that
         has done the most calls. Its sessions are made again for the new ranks."""
+        if self._has_parts:
+            raise ValueError("ranks have parts of the parameters, and the part of a rank that was lost is gone: make the module and "
+                             "the step again, and load the last state")
         if self.shards.is_divided:
             raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
                              "the step again, and load the last state")
