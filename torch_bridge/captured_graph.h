@@ -110,7 +110,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   struct Argument {
     c10::TypePtr type;
     bool is_list = false;
-    std::vector<Item> items;
+    std::vector<Item> items = {};
   };
   struct Step {
     std::shared_ptr<caesura::Program> program;    // or

@@ -174,12 +174,16 @@ TEST(OrderedRanks, GoOnFromTheCheckpointOfAnotherNumber) {
         },
         [&](TrainingSession& session) {
           const bool writes = session.ranks() == 1 || session.communicator()->rank() == 0;
-          if (writes) ASSERT_TRUE(session.Save(path(session.updates())).ok());
+          if (writes) {
+            ASSERT_TRUE(session.Save(path(session.updates())).ok());
+          }
         },
         first, last);
     const std::vector<double> losses(want.losses.begin() + first, want.losses.begin() + last);
     EXPECT_EQ(run.losses, losses);
-    if (last == kUpdatesOfRun) EXPECT_TRUE(SameBits(run.parameters, want.parameters));
+    if (last == kUpdatesOfRun) {
+      EXPECT_TRUE(SameBits(run.parameters, want.parameters));
+    }
     first = last;
   }
 }
@@ -301,7 +305,9 @@ TEST(OrderedRanks, AnotherNumberOfRanksOrShardsIsRefused) {
     const auto session =
         RankSession(real, c, [](TrainingOptions& options) { options.logical_shards = 2; });
     EXPECT_THAT(session->Regroup(nullptr).message(), HasSubstr("divided among 2 ranks"));
-    if (c.rank() == 0) ASSERT_TRUE(session->Save(folder.path("two")).ok());
+    if (c.rank() == 0) {
+      ASSERT_TRUE(session->Save(folder.path("two")).ok());
+    }
   });
   for (const int shards : {0, 4}) {
     RealModel copy = real.Clone();

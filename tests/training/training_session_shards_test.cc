@@ -363,7 +363,9 @@ TEST_P(ShardFailures, LeaveNoMixture) {
   EXPECT_GT(gone_on, 10);
   // With undo it depends on time: rank 0 has ended the step, or rank 1's failure has undone it
   // there.
-  if (!undo) EXPECT_GT(refused, 0);
+  if (!undo) {
+    EXPECT_GT(refused, 0);
+  }
 }
 
 TEST(Shards, FewerRanksNeedTheCheckpoint) {

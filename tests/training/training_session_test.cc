@@ -52,7 +52,9 @@ TEST(TrainingSessionTest, TheCallerDecidesWhenToUpdate) {
       const double expected = counted->Step(Batch(1.0f + i)).value();
       EXPECT_EQ((i < 2 ? open->Accumulate(Batch(1.0f + i)) : open->Step(Batch(1.0f + i))).value(),
                 expected);
-      if (i < 2) EXPECT_EQ(Weights(*open), before);
+      if (i < 2) {
+        EXPECT_EQ(Weights(*open), before);
+      }
     }
     EXPECT_EQ(open->updates(), update + 1);
     EXPECT_EQ(Weights(*open), Weights(*counted));

@@ -28,8 +28,8 @@ struct Feed {
   bool in_kwargs = false;
   std::vector<nb::object> path;
   nb::object tensor;
-  nb::object draw;
-  nb::object drawn;  // while a step runs
+  nb::object draw = {};
+  nb::object drawn = {};  // while a step runs
 };
 
 // Where a group of the optimizer's has a coefficient.

@@ -22,10 +22,11 @@ Result<HeadLayout> MakeLayout(const KernelInfo& info, int input, int rank,
   return HeadsOf(x, info.input(input).layout, heads);
 }
 
+// Added to a score, it leaves no weight, whatever the score.
+constexpr double kHidesScore = -1e30;
+
 // True if a mask of so many keys hides exactly what causality hides: keys after the query.
 bool IsCausal(const Tensor& mask, int64_t keys) {
-  static constexpr double kHidden =
-      -1e30;  // to be added to a score: no weight is left, whatever the score
   auto shows = [&](auto sees, auto hides) {
     for (int64_t e = 0; e < mask.elements(); ++e) {
       if (e % keys <= e / keys ? !sees(e) : !hides(e)) return false;
@@ -40,7 +41,7 @@ bool IsCausal(const Tensor& mask, int64_t keys) {
   DispatchFloat(mask.dtype(), [&](auto tag) {
     const auto* x = mask.data<typename decltype(tag)::type>();
     causal =
-        shows([x](int64_t e) { return x[e] == 0; }, [x](int64_t e) { return x[e] <= kHidden; });
+        shows([x](int64_t e) { return x[e] == 0; }, [x](int64_t e) { return x[e] <= kHidesScore; });
   });
   return causal;
 }

@@ -29,18 +29,25 @@ TEST(StatusTest, TellsItsCodeAndMessage) {
 
 TEST(StatusTest, EveryMakerHasTheCodeOfItsName) {
   const std::pair<Status (*)(std::string), const char*> makers[] = {
-      {InvalidArgument, "INVALID_ARGUMENT"}, {InvalidModel, "INVALID_MODEL"},
-      {Unsupported, "UNSUPPORTED"},          {NotFound, "NOT_FOUND"},
-      {OutOfMemory, "OUT_OF_MEMORY"},        {ProviderFailure, "PROVIDER_FAILURE"},
-      {IoError, "IO_ERROR"},                 {Cancelled, "CANCELLED"},
-      {Suspended, "SUSPENDED"},              {Declined, "DECLINED"},
-      {RankFailure, "RANK_FAILURE"},         {Internal, "INTERNAL"}};
+      {InvalidArgument, "INVALID_ARGUMENT"},
+      {InvalidModel, "INVALID_MODEL"},
+      {Unsupported, "UNSUPPORTED"},
+      {NotFound, "NOT_FOUND"},
+      {OutOfMemory, "OUT_OF_MEMORY"},
+      {ProviderFailure, "PROVIDER_FAILURE"},
+      {IoError, "IO_ERROR"},
+      {Cancelled, "CANCELLED"},
+      {Suspended, "SUSPENDED"},
+      {Declined, "DECLINED"},
+      {RankFailure, "RANK_FAILURE"},
+      {Internal, "INTERNAL"}};
   for (const auto& [make, name] : makers) EXPECT_STREQ(StatusCodeName(make("x").code()), name);
 }
 
 TEST(StatusTest, APrefixKeepsCodeAndPlace) {
   EXPECT_TRUE(Status().WithPrefix("reading: ").ok());
-  const Status failed = ProviderFailure("x").At({"Add 'a'", "cpu", "too large"}, "[Add 'a'] too large");
+  const Status failed =
+      ProviderFailure("x").At({"Add 'a'", "cpu", "too large"}, "[Add 'a'] too large");
   const Status outer = failed.WithPrefix("body: ");
   EXPECT_EQ(outer.code(), StatusCode::kProviderFailure);
   EXPECT_EQ(outer.message(), "body: [Add 'a'] too large");

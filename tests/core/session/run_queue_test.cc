@@ -17,11 +17,12 @@ TEST(RunQueueTest, EachPieceRunsOnceOnAnotherThread) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
   for (int i = 0; i < 200; ++i) {
-    ASSERT_TRUE(queue.Add([&] {
-                       ++runs;
-                       const std::lock_guard<std::mutex> lock(mutex);
-                       threads.insert(std::this_thread::get_id());
-                     })
+    ASSERT_TRUE(queue
+                    .Add([&] {
+                      ++runs;
+                      const std::lock_guard<std::mutex> lock(mutex);
+                      threads.insert(std::this_thread::get_id());
+                    })
                     .ok());
   }
   queue.Wait();
@@ -48,12 +49,13 @@ TEST(RunQueueTest, WorkMayAddWorkAndWaitForTheRest) {
   RunQueue queue;
   std::atomic<int> inner = 0;
   std::promise<int> seen;
-  ASSERT_TRUE(queue.Add([&] {
-                     for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.Add([&] { ++inner; }).ok());
-                     // With one core the work below would wait for this thread.
-                     if (std::thread::hardware_concurrency() > 1) queue.Wait();
-                     seen.set_value(inner);
-                   })
+  ASSERT_TRUE(queue
+                  .Add([&] {
+                    for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.Add([&] { ++inner; }).ok());
+                    // With one core the work below would wait for this thread.
+                    if (std::thread::hardware_concurrency() > 1) queue.Wait();
+                    seen.set_value(inner);
+                  })
                   .ok());
   const int at_the_end_of_wait = seen.get_future().get();
   if (std::thread::hardware_concurrency() > 1) EXPECT_EQ(at_the_end_of_wait, 3);
@@ -64,10 +66,11 @@ TEST(RunQueueTest, WorkMayAddWorkAndWaitForTheRest) {
 TEST(RunQueueTest, WorkMayDestroyTheQueue) {
   auto queue = std::make_unique<RunQueue>();
   std::promise<void> gone;
-  ASSERT_TRUE(queue->Add([own = &queue, &gone] {
-                     own->reset();
-                     gone.set_value();
-                   })
+  ASSERT_TRUE(queue
+                  ->Add([own = &queue, &gone] {
+                    own->reset();
+                    gone.set_value();
+                  })
                   .ok());
   gone.get_future().wait();
   EXPECT_EQ(queue, nullptr);

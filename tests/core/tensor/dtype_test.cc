@@ -11,13 +11,13 @@ namespace {
 
 // Files hold the numbers: each must be the one that ONNX's TensorProto.DataType (1.23) gives.
 TEST(DTypeTest, NumbersAreThoseOfOnnx) {
-  const char* const names[] = {"float32",       "uint8",         "int8",       "uint16",
-                               "int16",         "int32",         "int64",      "string",
-                               "bool",          "float16",       "float64",    "uint32",
-                               "uint64",        "complex64",     "complex128", "bfloat16",
-                               "float8e4m3fn",  "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
-                               "uint4",         "int4",          "float4e2m1", "float8e8m0",
-                               "uint2",         "int2"};
+  const char* const names[] = {
+      "float32",  "uint8",        "int8",           "uint16",     "int16",
+      "int32",    "int64",        "string",         "bool",       "float16",
+      "float64",  "uint32",       "uint64",         "complex64",  "complex128",
+      "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+      "uint4",    "int4",         "float4e2m1",     "float8e8m0", "uint2",
+      "int2"};
   ASSERT_EQ(std::size(names), static_cast<size_t>(kDTypeCount - 1));
   for (int i = 1; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);

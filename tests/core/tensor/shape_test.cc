@@ -73,8 +73,8 @@ TEST(NormalizeAxisTest, CountsFromTheEnd) {
   EXPECT_EQ(NormalizeAxis(-1, 3).value(), 2);
   EXPECT_EQ(NormalizeAxis(-3, 3).value(), 0);
   EXPECT_EQ(NormalizeAxis(2, 3).value(), 2);
-  for (const int64_t axis : {int64_t{3}, int64_t{-4}, int64_t{1} << 40,
-                             std::numeric_limits<int64_t>::min()}) {
+  for (const int64_t axis :
+       {int64_t{3}, int64_t{-4}, int64_t{1} << 40, std::numeric_limits<int64_t>::min()}) {
     EXPECT_FALSE(NormalizeAxis(axis, 3).ok()) << axis;
   }
   EXPECT_FALSE(NormalizeAxis(0, 0).ok());
