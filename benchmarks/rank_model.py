@@ -200,7 +200,7 @@ def main():
     own.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 1024])
     own.add_argument("--exchange", nargs="+", choices=tuple(STEPS), default=["all_reduce", "shard"])
     own.add_argument("--bucket", type=float, default=64,
-                     help="MiB; caesura's default is 4 (TrainingOptions::bucket_bytes)")
+                     help="MiB; caesura's default is 4 (bucket_bytes)")
     own.add_argument("--gradient-bytes", type=int, choices=(2, 4), default=4, help="of an element on the link")
     options, scenarios = parser.parse_args(), Scenarios()
     is_own = any(getattr(options, a.dest) != a.default for a in own._group_actions)

@@ -71,8 +71,8 @@ struct TrainingOptions {
   std::optional<std::chrono::milliseconds> rank_timeout;
   // False: the parameters are those of rank 0 already, and other ranks may not make this session.
   bool join_ranks = true;
-  // Gradients are summed over the ranks in buckets that are closed at this many bytes, each while
-  // the backward goes on.
+  // Gradients are summed over the ranks in buckets that are closed at this many bytes (1 or more,
+  // the same on all ranks), each while the backward goes on.
   int64_t bucket_bytes = int64_t{4} << 20;
   // How several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it on each.
   // 1: each has the state of its own part of every bucket only, updates that part of the

@@ -70,6 +70,10 @@ int64_t TrainingSession::RandomStep() const {
 
 Status TrainingSession::PlaceCollectives() {
   RETURN_IF_ERROR(CheckShardOption());
+  if (options_.bucket_bytes < 1) {
+    return InvalidArgument("bucket_bytes: expected 1 or more, got " +
+                           std::to_string(options_.bucket_bytes));
+  }
   options_.step.bucket_bytes = 0;  // the steps of one rank have no collectives
   options_.step.collective_provider.clear();
   options_.step.shard_ranks = 0;
@@ -77,7 +81,7 @@ Status TrainingSession::PlaceCollectives() {
   if (options_.shard > 0) options_.step.shard_ranks = ranks();
   options_.step.shard_accumulators = options_.shard == 2;
   if (state_rank_ < 0) state_rank_ = communicator()->rank();
-  options_.step.bucket_bytes = std::max<int64_t>(1, options_.bucket_bytes);
+  options_.step.bucket_bytes = options_.bucket_bytes;
   const Device device = communicator()->device();
   options_.step.collective_provider = kCpuProviderName;
   if (device.is_host()) return {};

@@ -179,6 +179,19 @@ def compressed(rank):
     return True
 
 
+def buckets(rank):
+    """Their size changes the exchanges only. Ranks that take other sizes are refused."""
+    one, small = (_compiled(Net, rank, 4, _sgd, bucket_bytes=size) for size in (1 << 30, 100))
+    assert one[0] == small[0]
+    for a, b in zip(one[1], small[1], strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="bucket_bytes is 1 or more, got 0"):
+        caesura.compile_step(Net(), nn.functional.cross_entropy, _sgd(Net().parameters()), bucket_bytes=0)
+    with pytest.raises((RuntimeError, ValueError), match="rank"):
+        _compiled(Net, rank, 1, _sgd, bucket_bytes=1 << 30 if rank == 0 else 100)
+    return True
+
+
 def _state(optimizer):
     return [value for _, state in sorted(optimizer.state_dict()["state"].items()) for _, value in sorted(state.items())]
 
@@ -321,6 +334,8 @@ def shards(rank, path):
         session.regroup(alone)
     with pytest.raises(NotImplementedError, match="fully_shard"):
         caesura.TrainingSession(path, shard=3)
+    with pytest.raises(ValueError, match="bucket_bytes: expected 1 or more, got -5"):
+        caesura.TrainingSession(path, bucket_bytes=-5)
     return True
 
 
@@ -408,7 +423,7 @@ def suspends(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, divided, begins_alike, masks, refusals, suite, suspends],
+@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, buckets, divided, begins_alike, masks, refusals, suite, suspends],
                          ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)

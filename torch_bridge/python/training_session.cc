@@ -114,6 +114,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     options.step.exchange_dtype =
         Unwrap(PrecisionByName(nb::cast<std::string>(get("exchange_dtype"))));
   }
+  if (arguments.contains("bucket_bytes"))
+    options.bucket_bytes = nb::cast<int64_t>(get("bucket_bytes"));
   if (arguments.contains("logical_shards"))
     options.logical_shards = nb::cast<int>(get("logical_shards"));
   if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));

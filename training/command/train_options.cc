@@ -145,6 +145,12 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
                  "they are")
       ->check(CLI::IsMember({"bf16"}))
       ->group(group);
+  app.add_option("--bucket-bytes", o->bucket_bytes,
+                 "Processes exchange gradients in buckets that are closed at this size; large ones "
+                 "suit many processes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
   app.add_option("--logical-shards", o->logical_shards,
                  "Divide each batch into so many parts, whose gradients are summed in one order: "
                  "any number of processes then trains to the same bits; 0: any order")
@@ -375,6 +381,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   if (!options.exchange_dtype.empty()) {
     ASSIGN_OR_RETURN(out.step.exchange_dtype, PrecisionByName(options.exchange_dtype));
   }
+  out.bucket_bytes = options.bucket_bytes;
   out.step.accumulation_steps = options.accumulate;
   out.step.trainable = options.trainable;
   out.step.frozen = options.frozen;

@@ -24,7 +24,7 @@ def _arguments(folder, name, *more, batch=24):
 def test_ranks_do_what_one_process_does(classifier, ranks):  # noqa: F811
     run(*_arguments(classifier, "one", "--steps", "50", "--accumulate", "2", "--log", classifier / "one.csv"))
     done = run(*_arguments(classifier, "ranks", "--steps", "50", "--accumulate", "2", "--log", classifier / "ranks.csv", "--nproc",
-                           ranks), **AS_ROOT)
+                           ranks, "--bucket-bytes", "100"), **AS_ROOT)
     assert f"; {ranks} ranks" in done.stdout and done.stdout.count("50 updates") == 1
     one, ours = (safetensors.numpy.load_file(classifier / name) for name in ("one", "ranks"))
     assert one.keys() == ours.keys()

@@ -54,7 +54,7 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
                  threads: int = 0, process_group=None, shard: int = 0, mean_over: str = "batches",
-                 exchange_dtype: Optional[str] = None) -> "CompiledStep":
+                 exchange_dtype: Optional[str] = None, bucket_bytes: int = 4 << 20) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -92,6 +92,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
         mean_over: "batches": updates and losses are the mean of all ranks. "tokens": each target that the loss, a mean
             cross entropy, does not ignore counts alike, on whatever rank it is. Without accumulation_steps.
         exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
+        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
+            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
 
     Returns:
         CompiledStep: call it in place of forward, backward and optimizer.step().
@@ -113,7 +115,7 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     if shard == 2 and accumulation_steps != 1:
         raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
                          "gradients; take shard=1")
-    ranks = StepRanks(module, process_group, shard, mean_over, exchange_dtype)
+    ranks = StepRanks(module, process_group, shard, mean_over, exchange_dtype, bucket_bytes)
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                         threads, ranks)
 

@@ -12,18 +12,20 @@ from caesura.runtime.step_shards import StepShards
 class StepRanks:
     """The ranks that a compiled step trains with, from its first call on."""
 
-    def __init__(self, module, process_group, shard, mean_over, exchange_dtype):
+    def __init__(self, module, process_group, shard, mean_over, exchange_dtype, bucket_bytes):
         if mean_over not in ("batches", "tokens"):
             raise ValueError(f"mean_over is 'batches' or 'tokens', got {mean_over!r}")
         if exchange_dtype not in (None, "bf16"):
             raise ValueError(f"exchange_dtype is 'bf16' or None, got {exchange_dtype!r}")
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes is 1 or more, got {bucket_bytes}")
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
         self._group, self._communicator = process_group, None
         self._has_joined = False
         self.shards = StepShards(shard)
-        self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype}
+        self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype, "bucket_bytes": bucket_bytes}
         self._has_parts = False
 
     def join(self, programs):

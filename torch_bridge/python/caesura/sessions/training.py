@@ -73,6 +73,8 @@ class TrainingSession(FallsBack):
             "tokens": each target that cross entropy does not ignore counts alike, whatever batch it is in; of other
             losses each element of the prediction.
         exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
+        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
+            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
@@ -104,7 +106,7 @@ class TrainingSession(FallsBack):
                  retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
                  total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0, logical_shards: int = 0,
-                 mean_over: str = "batches", exchange_dtype: Optional[str] = None,
+                 mean_over: str = "batches", exchange_dtype: Optional[str] = None, bucket_bytes: int = 4 << 20,
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None,
                  providers: Sequence = (CPU,), provider_options: Optional[Sequence[dict]] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
@@ -120,7 +122,7 @@ class TrainingSession(FallsBack):
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
             "communicator": communicator(process_group), "shard": shard, "logical_shards": logical_shards,
-            "mean_over": mean_over, "exchange_dtype": exchange_dtype,
+            "mean_over": mean_over, "exchange_dtype": exchange_dtype, "bucket_bytes": bucket_bytes,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
             "providers": native_providers(named_providers(providers, provider_options)),
         })
