@@ -11,7 +11,7 @@
 namespace caesura {
 namespace {
 
-// Of GlobalNorm.
+// The type that GlobalNorm gives for these.
 DType NormDType(const std::vector<Value*>& tensors) {
   const bool is_wide = std::any_of(tensors.begin(), tensors.end(), [](const Value* tensor) {
     return tensor->dtype() == DType::kFloat64;

@@ -16,8 +16,7 @@ struct DeviceCopy {
   size_t bytes;
 };
 
-// What a provider is beside ExecutionProvider, if each copy costs it a launch and it can make many
-// by one.
+// A provider inherits it, too, if each copy costs it a launch and it can make many by one.
 class CopiesTogether {
  public:
   virtual ~CopiesTogether() = default;

@@ -36,7 +36,7 @@ __device__ inline bool IsLast(unsigned* counter, i64 blocks) {
 }
 )";
 
-// How each sum over rows goes on after a block has stored its part.
+// After a block has stored its part of each sum over rows.
 constexpr char kGroupOfBlocks[] =
     "const i64 first = blockIdx.x / span * span;\n"
     "const i64 end = first + span < gridDim.x ? first + span : gridDim.x;\n"

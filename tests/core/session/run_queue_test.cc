@@ -76,7 +76,7 @@ TEST(RunQueueTest, WorkMayDestroyTheQueue) {
   EXPECT_EQ(queue, nullptr);
 }
 
-// What work holds (a session, say) is gone when the work counts as done.
+// The work's own objects (a session, say) are gone when the work counts as done.
 TEST(RunQueueTest, DoneWorkHoldsNothing) {
   RunQueue queue;
   auto held = std::make_shared<int>(1);
