@@ -109,7 +109,7 @@ def figure(value):
 
 
 def parameter_table(results):
-    """What the predictions stand on: models, GPUs and links."""
+    """Prints the models, GPUs and links that the predictions stand on."""
     given = results["parameters"]
     text = header(["model", "layers", "width", "tokens of a rank's batch", "parameters"])
     for name, fields in given["models"].items():

@@ -38,7 +38,7 @@ class Model:
 
     @property
     def flops(self):
-        """Of a step: six for each parameter that multiplies, and attention over the whole sequence."""
+        """The operations of a step: six for each parameter that multiplies, and attention over the whole sequence."""
         multiplied = self.parameters - (0 if self.tied else self.table)
         return self.tokens * (6 * multiplied + 12 * self.layers * self.width * self.sequence)
 

@@ -139,7 +139,7 @@ def draw(path, ranks, gbit):
 
 
 def summary(number, record):
-    """What the picture shows of one rank."""
+    """One rank as the picture shows it."""
     spent = dict.fromkeys(COLORS, 0.0)
     found = blocks(record["events"])
     for name, begin, end in found:

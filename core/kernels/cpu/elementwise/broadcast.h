@@ -121,7 +121,7 @@ class RunWalk {
     Advance();
     return true;
   }
-  // Where each operand stands, and the output's element.
+  // The place of each operand, and the element of the output.
   const std::array<int64_t, N>& offsets() const { return offsets_; }
   int64_t at() const { return at_; }
   int64_t length() const { return length_; }
