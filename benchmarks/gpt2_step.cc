@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -239,6 +240,31 @@ class Waits : public caesura::ExecutionObserver {
   const caesura::ExecutionProvider& provider_;
 };
 
+// A line for all steps of one op that read and write so many bytes: their number, the time of one,
+// and its bytes by that time. The slowest lines first.
+void PrintSteps(const caesura::Profiler& profiler) {
+  std::map<std::pair<std::string, size_t>, std::vector<double>> times;
+  for (const caesura::ProfileEvent& event : profiler.Events()) {
+    if (event.kind != caesura::ProfileEvent::Kind::kStep) continue;
+    const caesura::StepSizes& of = event.sizes;
+    times[{event.op_type, of.activation_bytes + of.parameter_bytes + of.output_bytes}].push_back(
+        1e-3 * static_cast<double>(event.duration_ns));
+  }
+  std::vector<std::pair<double, std::string>> lines;
+  for (auto& [step, us] : times) {
+    std::sort(us.begin(), us.end());
+    const double median = us[us.size() / 2], total = std::accumulate(us.begin(), us.end(), 0.0);
+    char line[120];
+    std::snprintf(line, sizeof line, "%10.1f %6zu %10.1f %10.1f  ", total, us.size(), median,
+                  1e-3 * static_cast<double>(step.second) / median);
+    lines.emplace_back(-total, line + step.first);
+  }
+  std::sort(lines.begin(), lines.end());
+  std::printf("  total us  steps  median us       GB/s  op\n");
+  for (size_t i = 0; i < std::min<size_t>(lines.size(), 30); ++i)
+    std::printf("%s\n", lines[i].second.c_str());
+}
+
 Status Time(const Sizes& sizes, const caesura::ProviderList& providers, int steps) {
   auto session = Open(sizes, providers);
   if (!session.ok()) return session.status();
@@ -268,6 +294,7 @@ Status Time(const Sizes& sizes, const caesura::ProviderList& providers, int step
   auto watched = (*session)->Step(batch, {&waits, &profiler});
   if (!watched.ok()) return watched.status();
   std::printf("One step, with a wait after each op:\n%s\n", profiler.Summary().c_str());
+  PrintSteps(profiler);
   return {};
 }
 

@@ -37,7 +37,8 @@ ARCHIVE = "gpu_check.tar.xz"
 OF_THE_SYSTEM = re.compile(r"(ld-linux|libc|libm|libdl|librt|libpthread|libresolv|linux-vdso)\b")
 STANDINS = {"cuda": "libcuda.so.1", "nvrtc": "libnvrtc.so.13", "cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"}
 
-KERNELS = "CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaAttention.*:CudaConv.*:CudaNodeTests.*"
+KERNELS = ("CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaRowSums.*:CudaCastAll.*:CudaAttention.*:CudaConv.*:NcclOnOneGpu.*:"
+           "CudaNodeTests.*")
 MODELS = "CudaTraining.*-*StepsStopAnywhere:*Checkpoints*"
 RESUMED = "CudaTraining.StepsStopAnywhere:CudaTraining.Checkpoints*:CudaSplitModule.*"
 # Sizes of GPT-2 with two layers, which the CPU computes in seconds.

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "core/tensor/buffer.h"
 
 namespace caesura {
 namespace {
@@ -87,9 +86,9 @@ class PlacedBlocks {
 
 }  // namespace
 
-size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse) {
-  auto align = [](size_t bytes) {
-    return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse, size_t alignment) {
+  auto align = [alignment](size_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
   };
   size_t arena = 0;
   if (!reuse) {

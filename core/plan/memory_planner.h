@@ -7,20 +7,23 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/tensor/buffer.h"
+
 namespace caesura {
 
 struct MemoryBlock {
   size_t bytes;
   int first;  // alive in [first, last], both included
   int last;
-  size_t offset = 0;  // the result: a multiple of kBufferAlignment
+  size_t offset = 0;  // the result: a multiple of the alignment
 };
 
 // Fills in the offsets and returns the arena's size. Largest blocks first, each at the lowest
 // offset that is free for its whole life (greedy by size: Pisarchyk and Lee, "Efficient Memory
 // Management for Deep Neural Net Inference", 2020). `reuse` false gives each block bytes of its
 // own.
-size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse);
+size_t PlanMemory(std::vector<MemoryBlock>& blocks, bool reuse,
+                  size_t alignment = kBufferAlignment);
 
 }  // namespace caesura
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans one node: asks its providers for a kernel, then folds it, makes its outputs views, or adds
 // its step.
+#include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/graph/op_traits.h"
 #include "core/plan/function_expansion.h"
@@ -112,6 +113,7 @@ Status PlanNode(PlanDraft& plan, const Node& node, int position) {
     draft.provider = provider;
     const Result<bool> done = TryProvider(plan, draft, &why);
     if (!done.ok()) return AtNode(done.status(), node, provider->name());
+    if (*done && !why.empty()) LogVerbose(1, why + "; it runs on " + provider->name());
     if (*done) return {};
   }
   if (draft.candidates.empty()) {

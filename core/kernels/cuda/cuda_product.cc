@@ -3,6 +3,7 @@
 
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/strided_walk.h"
 
 namespace caesura {
@@ -42,6 +43,31 @@ std::optional<Operand> AsOperand(int64_t rows, int64_t columns, MatrixStrides st
   return std::nullopt;
 }
 
+// Rows of A and C that lie one after the other over the innermost batch dim, with one B for all,
+// are the rows of one product.
+void FoldBatch(StridedWalk& batches, GemmSpec& spec) {
+  while (batches.elements > 1) {
+    const int64_t count = batches.dims.back();
+    std::vector<int64_t>&a = batches.strides[0], &b = batches.strides[1], &c = batches.strides[2];
+    if (b.back() != 0 || spec.a.col != 1 || a.back() != spec.m * spec.a.row ||
+        c.back() != spec.m * spec.c.row)
+      return;
+    spec.m *= count;
+    batches.elements /= count;
+    batches.dims.pop_back();
+    for (std::vector<int64_t>* strides : {&a, &b, &c}) strides->pop_back();
+    if (batches.dims.empty()) batches = StridedWalk::Make({}, batches.strides);
+  }
+}
+
+// A bias of halves as cuBLASLt takes it where C is of float32: as float32.
+constexpr char kWiden[] = R"(
+extern "C" __global__ void widen(const T* bias, float* wide, i64 n) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x)
+    wide[i] = Load(bias + i);
+}
+)";
+
 }  // namespace
 
 struct CudaProduct::Descriptors {
@@ -72,11 +98,6 @@ Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& d
   if (!type || !c_type) return info.Refuse("cuBLASLt has no product of this type");
   if (spec.m == 0 || spec.n == 0 || spec.k == 0) return info.Refuse("a product of nothing");
   if (spec.bias && !TakesBias(spec.dtype)) return info.Refuse("cuBLASLt adds no bias of float64");
-  const auto a = AsOperand(spec.m, spec.k, spec.a), b = AsOperand(spec.k, spec.n, spec.b);
-  const auto c = AsOperand(spec.m, spec.n, spec.c);
-  if (!a || !b || !c || c->operation != lt::kNone)
-    return info.Refuse("a matrix has neither contiguous rows nor contiguous columns");
-
   CudaProduct out;
   out.device_ = device;
   out.element_bytes_ = DTypeSize(spec.dtype);
@@ -84,6 +105,11 @@ Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& d
   // The innermost batch dim is the library's; the others are products of their own.
   StridedWalk batches = StridedWalk::Make(spec.batch, {spec.a_batch, spec.b_batch, spec.c_batch});
   if (batches.elements == 0) return info.Refuse("a product of nothing");
+  FoldBatch(batches, spec);
+  const auto a = AsOperand(spec.m, spec.k, spec.a), b = AsOperand(spec.k, spec.n, spec.b);
+  const auto c = AsOperand(spec.m, spec.n, spec.c);
+  if (!a || !b || !c || c->operation != lt::kNone)
+    return info.Refuse("a matrix has neither contiguous rows nor contiguous columns");
   const size_t inner = batches.dims.size() - 1;
   const auto batch = static_cast<int32_t>(batches.dims[inner]);
   std::array<int64_t, 3> inner_strides;
@@ -117,7 +143,7 @@ Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& d
     describe(lt::kDescTransB, static_cast<int32_t>(a->operation));
     if (spec.bias) {
       describe(lt::kDescEpilogue, static_cast<int32_t>(lt::kBias));
-      describe(lt::kDescBiasDataType, static_cast<int32_t>(*type));
+      describe(lt::kDescBiasDataType, static_cast<int32_t>(*c_type));
     }
   }
   auto lay_out = [&](lt::MatrixLayout* layout, lt::DataType of, const Operand& operand,
@@ -162,6 +188,12 @@ Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& d
                     std::to_string(batches.elements) + " of them" + (spec.bias ? ", a bias" : "") +
                     ": " + tell(descriptors->algorithms[0]) +
                     "; unaligned: " + tell(descriptors->algorithms[1]));
+  if (spec.bias && spec.c_dtype != spec.dtype) {
+    const std::string bias = CudaStorageType(spec.dtype);
+    ASSIGN_OR_RETURN(out.widen_, CudaKernel::Make(device, "typedef " + bias + " T;" + kWiden,
+                                                  "widen", GridOver(*device, spec.n)));
+    out.wide_bias_ = info.BookScratch(static_cast<size_t>(spec.n) * sizeof(float));
+  }
   out.workspace_ = info.BookScratch(out.workspace_bytes_);
   out.descriptors_ = std::move(descriptors);
   out.spec_ = std::move(spec);
@@ -177,6 +209,11 @@ Status CudaProduct::Run(KernelContext& context, const void* a, const void* b, vo
   const double wide_alpha = spec_.alpha, wide_beta = beta;
   const bool doubles = spec_.dtype == DType::kFloat64;
   std::unique_lock<std::mutex> lock;
+  if (widen_) {
+    void* wide = context.Scratch<void>(wide_bias_);
+    RETURN_IF_ERROR(widen_->Launch(bias, wide, spec_.n));
+    bias = wide;
+  }
   if (spec_.bias) {
     lock = std::unique_lock(descriptors_->mutex);
     const lt::Status status = calls.MatmulDescSetAttribute(

@@ -46,6 +46,8 @@ class CudaProduct {
   std::vector<Place> places_;
   size_t element_bytes_ = 0, c_element_bytes_ = 0;
   size_t workspace_ = 0, workspace_bytes_ = 0;
+  std::optional<CudaKernel> widen_;  // where the bias is narrower than C
+  size_t wide_bias_ = 0;
 };
 
 }  // namespace caesura

@@ -77,6 +77,14 @@ TEST(MemoryPlanner, AChainTakesTwoBuffers) {
   EXPECT_EQ(PlanMemory(blocks, true), 2048u);
 }
 
+TEST(MemoryPlanner, OffsetsAreMultiplesOfTheAlignment) {
+  for (const bool reuse : {true, false}) {
+    std::vector<MemoryBlock> blocks = RandomBlocks(3, 100, 30);
+    EXPECT_EQ(PlanMemory(blocks, reuse, kDeviceAlignment) % kDeviceAlignment, 0u);
+    for (const MemoryBlock& block : blocks) EXPECT_EQ(block.offset % kDeviceAlignment, 0u);
+  }
+}
+
 TEST(MemoryPlanner, WithoutReuseEveryBlockHasItsOwnBytes) {
   std::vector<MemoryBlock> blocks = RandomBlocks(7, 50, 20);
   PlanMemory(blocks, false);

@@ -206,6 +206,9 @@ cublasStatus_t Check(Product& p) {
   if (!AreTypesSupported(p) || !IsEpilogue(d.epilogue) || d.transpose_c != CUBLAS_OP_N) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
+  // As cuBLASLt 13.1 on an H100 answers: a bias has the type of D.
+  if (p.Has(CUBLASLT_EPILOGUE_BIAS) && p.bias_type() != p.d.type)
+    return CUBLAS_STATUS_INVALID_VALUE;
   if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
       (p.d.order != CUBLASLT_ORDER_COL || p.d.type == CUDA_R_64F)) {
     return CUBLAS_STATUS_NOT_SUPPORTED;

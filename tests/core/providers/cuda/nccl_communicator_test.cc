@@ -172,5 +172,17 @@ TEST_F(NcclCommunicators, ShortIntegersMoveAndAreNotReduced) {
   });
 }
 
+// On one GPU, a real one too.
+using NcclOnOneGpu = StandinCuda;
+
+TEST_F(NcclOnOneGpu, DoesWhatEveryCommunicatorDoes) {
+  CudaOptions options = Options();
+  if (!OnGpu()) options.libraries.nccl = CAESURA_STANDINS "/libcaesura_standin_nccl.so";
+  auto rank = NcclCommunicator(std::move(LocalCommunicators(1)[0]), options);
+  ASSERT_TRUE(rank.ok()) << rank.status().ToString();
+  Staged staged(**rank, Provider(options));
+  for (const RankCheck& check : RankChecks()) EXPECT_EQ(check.body(staged), "") << check.name;
+}
+
 }  // namespace
 }  // namespace caesura::testing

@@ -75,7 +75,7 @@ class Gpt(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, tokens):
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)).flatten(0, 1)
