@@ -29,6 +29,7 @@ def main() -> int:
     for name, default in (("layers", 12), ("width", 768), ("heads", 12), ("time", 1024), ("vocabulary", 50257), ("batch", 8),
                           ("steps", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="fp32: without TF32")
     parser.add_argument("--compile", nargs="?", const="reduce-overhead", metavar="MODE", help="torch.compile in this mode; "
                         "none named: reduce-overhead, which has CUDA graphs")
     given = parser.parse_args()
@@ -49,7 +50,7 @@ def main() -> int:
     tokens, following = torch.randint(given.vocabulary, (2, given.batch, given.time))
 
     def loss_of(tokens, following):
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=given.precision == "bf16"):
             return torch.nn.functional.cross_entropy(net(tokens), following.flatten())
 
     if given.compile:
@@ -68,7 +69,7 @@ def main() -> int:
             print(f"first step: {time.perf_counter() - begin:.1f} s, loss {loss:.5f}", flush=True)
         if i >= untimed:
             times.append(1e3 * (time.perf_counter() - begin))
-    print(json.dumps({"system": f"torch.compile, {given.compile}" if given.compile else "PyTorch eager", "version": torch.__version__, "precision": "bf16",
+    print(json.dumps({"system": f"torch.compile, {given.compile}" if given.compile else "PyTorch eager", "version": torch.__version__, "precision": given.precision,
                       "batch": given.batch, "time": given.time, "milliseconds": statistics.median(times), "fastest": min(times),
                       "slowest": max(times), "tokens_per_second": 1e3 * given.batch * given.time / statistics.median(times),
                       "loss": loss}))

@@ -37,8 +37,8 @@ ARCHIVE = "gpu_check.tar.xz"
 OF_THE_SYSTEM = re.compile(r"(ld-linux|libc|libm|libdl|librt|libpthread|libresolv|linux-vdso)\b")
 STANDINS = {"cuda": "libcuda.so.1", "nvrtc": "libnvrtc.so.13", "cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"}
 
-KERNELS = ("CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaRowSums.*:CudaCastAll.*:CudaAttention.*:CudaConv.*:NcclOnOneGpu.*:"
-           "CudaNodeTests.*")
+KERNELS = ("CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaRowSums.*:CudaCastAll.*:CudaProducts.*:CudaLoss.*:CudaGather.*:"
+           "CudaReduction.*:CudaAttention.*:CudaConv.*:CudaGradientSweep.*:NcclOnOneGpu.*:CudaNodeTests.*")
 MODELS = "CudaTraining.*-*StepsStopAnywhere:*Checkpoints*"
 RESUMED = "CudaTraining.StepsStopAnywhere:CudaTraining.Checkpoints*:CudaSplitModule.*"
 # Sizes of GPT-2 with two layers, which the CPU computes in seconds.
@@ -76,7 +76,7 @@ def pack(folder: pathlib.Path, build: pathlib.Path) -> int:
                 archive.add(stripped, f"{place}/{file.name}")
         nodes = build / "node_tests"
         if nodes.exists():
-            for folder_of_one in sorted(nodes.iterdir())[::4]:  # as many as the tests run elsewhere
+            for folder_of_one in sorted(nodes.iterdir()):
                 archive.add(folder_of_one, f"node_tests/{folder_of_one.name}")
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     print(f"{folder}: {size / 2**20:.1f} MiB")
@@ -147,8 +147,8 @@ def facts() -> int:
 class Check:
     """One run: where its programs are, what they need of the environment, and the report until now."""
 
-    def __init__(self, here: pathlib.Path, unpacked: pathlib.Path, out: pathlib.Path, seconds: float, standins):
-        self.here, self.unpacked, self.out, self.small = here, unpacked, out, standins is not None
+    def __init__(self, here: pathlib.Path, unpacked: pathlib.Path, out: pathlib.Path, seconds: float, only, standins):
+        self.here, self.unpacked, self.out, self.only, self.small = here, unpacked, out, only, standins is not None
         self.end = time.monotonic() + seconds
         self.stages: list = []
         # NVIDIA's packages beside Python; our own libraries first.
@@ -179,6 +179,8 @@ class Check:
 
     def stage(self, name: str, limit: float, run) -> None:
         """Runs a stage: `run(log, end)` returns its exit status, or None if it came to its limit."""
+        if self.only and name not in self.only:
+            return
         begin = time.monotonic()
         end = min(begin + limit, self.end)
         path = self.out / f"{len(self.stages) + 1:02d}_{name}.log"
@@ -297,6 +299,7 @@ def main() -> int:
     running = ways.add_parser("run")
     running.add_argument("--out", type=pathlib.Path, required=True)
     running.add_argument("--seconds", type=float, default=570, help="for all stages together")
+    running.add_argument("--only", nargs="+", metavar="STAGE", help="these stages: 'GPT-2' 'PyTorch eager'")
     running.add_argument("--standins", type=pathlib.Path, metavar="BUILD", help="a build whose stand-ins take the GPU's place")
     ways.add_parser("facts")
     arguments = parser.parse_args()
@@ -309,7 +312,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(here / ARCHIVE) as archive:
             archive.extractall(unpacked, filter="fully_trusted")
-        return Check(here, pathlib.Path(unpacked), arguments.out, arguments.seconds, arguments.standins).run()
+        return Check(here, pathlib.Path(unpacked), arguments.out, arguments.seconds, arguments.only, arguments.standins).run()
 
 
 if __name__ == "__main__":

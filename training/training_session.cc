@@ -13,6 +13,7 @@
 #include "core/plan/placement.h"
 #include "core/providers/tensor_copy.h"
 #include "graph_transforms/cast_grouping.h"
+#include "graph_transforms/loss_cast.h"
 #include "graph_transforms/pipeline.h"
 #include "training/gradient/training_mode.h"
 #include "training/gradient_reduction.h"
@@ -177,6 +178,7 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   const auto passes = [early, several, may_recompute,
                        names = program.parameters](const ProviderList& providers) {
     PassList list = StepPasses(providers, NameSet(names));
+    if (DevicesOf(providers).size() > 1) list.push_back(MakeLossCastPass());
     if (DevicesOf(providers).size() > 1 && !may_recompute)
       list.push_back(MakeCastGroupingPass(NameSet(names)));
     if (early) list.push_back(MakeUpdateOrderPass(names));

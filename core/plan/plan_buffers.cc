@@ -35,14 +35,15 @@ Status CheckInPlace(const PlanDraft& plan, const NodeDraft& draft, uint32_t inpu
   return why.empty() ? Status() : AtNode(InvalidModel(why), *draft.node, draft.provider->name());
 }
 
-// True if the output may take the input's bytes: in the arena, of one size, and not read from here
-// on.
-bool MayOverwrite(const PlanDraft& plan, const NodeDraft& draft, const Alias& alias, size_t bytes) {
+// True if the output may take the input's bytes: in the arena, of one size and layout, and not read
+// from here on.
+bool MayOverwrite(const PlanDraft& plan, const NodeDraft& draft, const Alias& alias, size_t bytes,
+                  const Layout& layout) {
   const ValueDraft& input = plan.values[draft.inputs[alias.input]];
   const BufferDraft& buffer = plan.buffers[input.buffer];
   if (!plan.data.options.reuse_memory || buffer.kind != Kind::kArena || buffer.bytes != bytes)
     return false;
-  if (!input.layout.dense() || buffer.last_reader != draft.position) return false;
+  if (input.layout != layout || buffer.last_reader != draft.position) return false;
   // Another argument may be the same value, or a view of the same bytes.
   auto same = [&](uint32_t id) { return id != 0 && plan.values[id].buffer == input.buffer; };
   return std::count_if(draft.inputs.begin(), draft.inputs.end(), same) == 1 &&
@@ -50,9 +51,9 @@ bool MayOverwrite(const PlanDraft& plan, const NodeDraft& draft, const Alias& al
 }
 
 Result<uint32_t> OutputBuffer(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                              const KernelDef& def, int output) {
+                              const KernelDef& def, int output, const Layout& layout) {
   const OutputInfo& decided = info.outputs()[output];
-  const size_t bytes = BytesOf(decided.shape, decided.dtype);
+  const size_t bytes = BytesUnder(layout, decided.shape, decided.dtype);
   std::vector<Alias> aliases = info.aliases();
   aliases.insert(aliases.end(), def.aliases.begin(), def.aliases.end());
   for (const Alias& alias : aliases) {
@@ -68,7 +69,8 @@ Result<uint32_t> OutputBuffer(PlanDraft& plan, const NodeDraft& draft, const Ker
                         " an output in place has another size than its input");
       return buffer;
     }
-    if (alias.kind == Alias::Kind::kView ? same_size : MayOverwrite(plan, draft, alias, bytes))
+    if (alias.kind == Alias::Kind::kView ? same_size
+                                         : MayOverwrite(plan, draft, alias, bytes, layout))
       return buffer;
   }
   return NewBuffer(plan, Kind::kArena, bytes, -1, draft.outputs[output],
@@ -127,7 +129,7 @@ void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, Step& step) {
 }  // namespace
 
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, Step& step) {
+                           const KernelDef& def, const std::vector<Layout>& layouts, Step& step) {
   const bool cacheable = IsCacheable(plan, draft, info, def);
   bool only_views = true, any_output = false;
   for (int i = 0; i < static_cast<int>(draft.outputs.size()); ++i) {
@@ -144,7 +146,8 @@ Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const Kernel
     value.known = true;
     value.dtype = decided.dtype;
     value.shape = decided.shape;
-    ASSIGN_OR_RETURN(value.buffer, OutputBuffer(plan, draft, info, def, i));
+    value.layout = layouts[i];
+    ASSIGN_OR_RETURN(value.buffer, OutputBuffer(plan, draft, info, def, i, layouts[i]));
     BufferDraft& buffer = plan.buffers[value.buffer];
     buffer.last_reader = std::max(buffer.last_reader, value.last_reader);
     const uint32_t viewed = ViewedInput(plan, draft, def, i);

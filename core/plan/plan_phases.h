@@ -42,14 +42,27 @@ Status CopyInputs(PlanDraft& plan, NodeDraft& draft);
 // True when the outputs became views of the node's input, or their producers write them in place.
 bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
               const KernelDef& def);
-// Notes that the step (the next one) can write outputs under any layout.
-void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def);
+// Notes that the step (the next one) can write outputs under any layout; it writes these now.
+void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,
+                    const std::vector<Layout>& layouts);
+// True if every reader of the value, but for those up to `position`, takes any layout.
+bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position = -1);
+// False if the node did not land on its placed provider; the readers' layout checks are then
+// invalid.
+bool RunsOnPlacedProvider(const PlanDraft& plan, const NodeDraft& draft);
+
+// --- plan_layouts.cc: outputs with gaps between their rows ---
+// The layouts that the outputs had better have; dense ones for most.
+std::vector<Layout> ChooseLayouts(const PlanDraft& plan, const NodeDraft& draft,
+                                  const KernelInfo& info, const KernelDef& def);
+// From the first element to the last.
+size_t BytesUnder(const Layout& layout, const Shape& shape, DType dtype);
 
 // --- plan_buffers.cc: what an output shares its bytes with ---
-// Gives the outputs their buffers; cached values become entries of the value cache. False: all of
-// them are views, and the node needs no step.
+// Gives the outputs their layouts and buffers; cached values become entries of the value cache.
+// False: all of them are views, and the node needs no step.
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, Step& step);
+                           const KernelDef& def, const std::vector<Layout>& layouts, Step& step);
 
 // --- plan_steps.cc: the kinds of step ---
 Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const KernelDef& def);

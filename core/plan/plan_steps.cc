@@ -2,8 +2,10 @@
 // The kinds of step that a node becomes: one with a kernel, one whose kernel is made at run time, a
 // yield.
 #include <algorithm>
+#include <functional>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_creation.h"
 #include "core/plan/plan_phases.h"
 
 namespace caesura {
@@ -74,20 +76,29 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
   }
   RETURN_IF_ERROR(CopyInputs(plan, draft));
   if (TryViews(plan, draft, info, def)) return {};
+  std::vector<Layout> layouts = ChooseLayouts(plan, draft, info, def);
+  KernelInfo* made = &info;
+  KernelInfo with_gaps(*draft.node, draft.infos, plan.data.threads);
+  with_gaps.set_output_layouts(layouts);
+  const bool dense = std::all_of(layouts.begin(), layouts.end(), std::mem_fn(&Layout::dense));
+  if (!dense && CreateKernel(def, with_gaps).ok()) made = &with_gaps;
+  else layouts.assign(layouts.size(), Layout());
   Step step;
-  ASSIGN_OR_RETURN(const bool computes, AssignBuffers(plan, draft, info, def, step));
+  ASSIGN_OR_RETURN(const bool computes, AssignBuffers(plan, draft, *made, def, layouts, step));
   if (!computes) {
     RecordDecision(plan, draft, NodeRecord::Kind::kAlias, &def);
     return {};
   }
-  RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def,
-                 static_cast<int>(plan.data.steps.size()));
+  if (made == &info)
+    RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def,
+                   static_cast<int>(plan.data.steps.size()));
+  else RecordDecision(plan, draft, NodeRecord::Kind::kFixed, &def);
   if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty())
-    RememberWriter(plan, draft, def);
+    RememberWriter(plan, draft, def, layouts);
   step.def = &def;
-  step.compute = info.TakeCompute();
+  step.compute = made->TakeCompute();
   if (!step.compute) return Internal(draft.node->Label() + " kernel has no compute function");
-  step.scratch_bytes = info.scratch_bytes();
+  step.scratch_bytes = made->scratch_bytes();
   AddContiguousGroup(plan, draft, def);
   AppendStep(plan, draft, std::move(step));
   return {};

@@ -12,8 +12,9 @@ namespace {
 
 using Kind = PlannedBuffer::Kind;
 
-// True if every reader of the value, but for those up to `position`, takes any layout.
-bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position = -1) {
+}  // namespace
+
+bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position) {
   auto readers = plan.readers.find(value);
   if (readers == plan.readers.end()) return true;
   return std::all_of(readers->second.begin(), readers->second.end(), [&](const Reader& reader) {
@@ -31,11 +32,11 @@ bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position 
   });
 }
 
-// False if the node did not land on its placed provider; the readers' layout checks are then
-// invalid.
 bool RunsOnPlacedProvider(const PlanDraft& plan, const NodeDraft& draft) {
   return plan.data.devices.size() == 1 || plan.placement->ProviderOf(*draft.node) == draft.provider;
 }
+
+namespace {
 
 // The output lies in a buffer that is there.
 void PlaceIn(PlanDraft& plan, uint32_t buffer, uint32_t id, const OutputInfo& output,
@@ -239,7 +240,8 @@ bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
   return written || placed;
 }
 
-void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def) {
+void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,
+                    const std::vector<Layout>& layouts) {
   if (!RunsOnPlacedProvider(plan, draft)) return;
   for (size_t i = 0; i < draft.outputs.size(); ++i) {
     const uint32_t id = draft.outputs[i];
@@ -252,8 +254,7 @@ void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& de
     const int step = static_cast<int>(plan.data.steps.size());
     plan.values[id].writer = step;
     plan.values[id].writer_output = static_cast<int>(i);
-    plan.writers.try_emplace(
-        step, StridedWriter{&def, draft.infos, std::vector<Layout>(draft.outputs.size())});
+    plan.writers.try_emplace(step, StridedWriter{&def, draft.infos, layouts});
   }
 }
 

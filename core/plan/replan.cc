@@ -11,7 +11,7 @@
 
 namespace caesura {
 
-using Kind = NodeRecord::Kind;
+using How = NodeRecord::Kind;
 
 namespace {
 
@@ -88,18 +88,18 @@ class Replanner {
   bool Settle(const NodeRecord& record) {
     const uint32_t* inputs = Inputs(record);
     const auto changed = [this](uint32_t id) { return changed_[id] != 0; };
-    if (record.kind == Kind::kDynamic || std::none_of(inputs, inputs + record.input_count, changed))
+    if (record.kind == How::kDynamic || std::none_of(inputs, inputs + record.input_count, changed))
       return true;
-    if (record.kind == Kind::kFixed) return false;
+    if (record.kind == How::kFixed) return false;
     std::vector<InputInfo> infos;
     infos.reserve(record.input_count);
     for (uint32_t i = 0; i < record.input_count; ++i) infos.push_back(Describe(inputs[i]));
-    if (record.kind == Kind::kFolded) return Fold(record, infos);
+    if (record.kind == How::kFolded) return Fold(record, infos);
     KernelInfo info(*record.node, std::move(infos), plan_.threads);
     if (!Create(record, info)) return false;
     switch (record.kind) {
-      case Kind::kStep: return SettleStep(record, info);
-      case Kind::kViews: return SettleViews(record, info);
+      case How::kStep: return SettleStep(record, info);
+      case How::kViews: return SettleViews(record, info);
       default: return SettleAlias(record, info);
     }
   }

@@ -25,6 +25,7 @@
 #include "graph_transforms/dead_node_elimination.h"
 #include "graph_transforms/expand_sinking.h"
 #include "graph_transforms/function_inlining.h"
+#include "graph_transforms/loss_cast.h"
 #include "graph_transforms/matmul_epilogue.h"
 #include "graph_transforms/mixed_precision.h"
 #include "graph_transforms/movement_elimination.h"
@@ -221,6 +222,10 @@ std::vector<PassCase> PassCases() {
        "(float16[7,4] x) => (float[4] y) <int64[1] s = {4}> "
        "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }",
        1e-2f},
+      {"GradientsOfHalves", MakeLossCastPass(),
+       "(float[3,4] log_prob, float d) => (bfloat16[3,4] y) <int64[3] labels = {2, 0, 1}> "
+       "{ g = ai.caesura.SoftmaxCrossEntropyLossGrad (d, log_prob, labels) y = Cast <to = 16> (g) "
+       "}"},
       {"CastsOfMany", MakeCastGroupingPass({"w", "v"}),
        "(float[4,3] w, float[3] v) => (float16[4,3] y, float16[3] z) "
        "{ y = Cast <to = 10> (w) z = Cast <to = 10> (v) }"},

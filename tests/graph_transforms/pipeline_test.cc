@@ -12,6 +12,7 @@
 #include "graph_transforms/cast_grouping.h"
 #include "graph_transforms/cpu_fallback.h"
 #include "graph_transforms/function_inlining.h"
+#include "graph_transforms/loss_cast.h"
 #include "graph_transforms/recompute.h"
 #include "training/update_order.h"
 
@@ -22,9 +23,10 @@ namespace {
 // passes.
 TEST(PipelineTest, PassNamesAreThoseOfAllPasses) {
   std::set<std::string> names;
-  const PassList others = {MakeCastGroupingPass({}),      MakeCpuFallbackPass({}),
-                           MakeFunctionInliningPass({}),  MakeRecomputePass({}, {}),
-                           MakeSubgraphPartitionPass({}), MakeUpdateOrderPass({})};
+  const PassList others = {MakeCastGroupingPass({}),     MakeCpuFallbackPass({}),
+                           MakeFunctionInliningPass({}), MakeLossCastPass(),
+                           MakeRecomputePass({}, {}),    MakeSubgraphPartitionPass({}),
+                           MakeUpdateOrderPass({})};
   for (const PassList& list : {ForwardPasses(), PrecisionPasses(DType::kBFloat16),
                                InferencePasses(), StepPasses(), others}) {
     for (const auto& pass : list) names.insert(pass->name());

@@ -168,6 +168,25 @@ Status InferTopK(Graph& graph, Node* node) {
   return {};
 }
 
+// The scores' shape, of the attribute's dtype.
+Status InferCrossEntropyGrad(Graph&, Node* node) {
+  const Value* log_prob = node->input(1);
+  Value* y = node->output(0);
+  if (log_prob == nullptr || !log_prob->type().is_tensor() || y == nullptr) return {};
+  if (y->type().is_tensor() && y->type().shape) return {};
+  ValueType type = log_prob->type();
+  type.dtype =
+      static_cast<DType>(node->Attr<int64_t>("dtype", static_cast<int64_t>(log_prob->dtype())));
+  y->set_type(std::move(type));
+  return {};
+}
+
+OpSchemaSpec CrossEntropyGrad() {
+  OpSchemaSpec spec = Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {});
+  spec.infer = InferCrossEntropyGrad;
+  return spec;
+}
+
 OpSchemaSpec TopK() {
   OpSchemaSpec spec = Spec("TopK", 2, 2, 2, {});
   spec.infer = InferTopK;
@@ -315,7 +334,7 @@ std::vector<OpSchemaSpec> Layers() {
       Spec("RMSNormalizationGrad", 3, 3, 2, {1, 2}),
       Spec("InstanceNormalizationGrad", 3, 3, 3, {1, 2, 2}),
       Spec("GroupNormalizationGrad", 3, 3, 3, {1, 2, 2}),
-      Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {1}),
+      CrossEntropyGrad(),
       Sized<3>("NegativeLogLikelihoodLossGrad", 4, 4),
       CtcLoss(),
       Spec("RNNTraining", 3, 6, 3, {-1}),

@@ -52,7 +52,8 @@
 // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB                   attributes epsilon,
 //     num_groups
 // SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?) -> dScores  attributes reduction,
-//     ignore_index; log_prob is the optional second output of the forward op
+//     ignore_index, dtype (of dScores: float16 or bfloat16 where log_prob is float32); log_prob is
+//     the optional second output of the forward op
 // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput
 //     attributes likewise
 // CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one behind the

@@ -10,13 +10,25 @@ namespace caesura {
 namespace {
 
 constexpr char kCastAll[] = R"(
-extern "C" __global__ void cast_all(Table table) {
-  for (i64 chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
-    i64 begin, end;
-    const int tensor = TensorOf(table, chunk, &begin, &end);
-    const From* x = (const From*)table.at[0][tensor];
-    To* y = (To*)table.at[1][tensor];
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) Store(y + i, (As)Load(x + i));
+extern "C" __global__ void __launch_bounds__(THREADS) cast_all(
+    const __grid_constant__ Table table) {
+  constexpr int kPack = 16 / (sizeof(From) < sizeof(To) ? sizeof(From) : sizeof(To));
+  Chunk chunk = {};
+  for (int number = blockIdx.x; number < table.chunks; number += gridDim.x) {
+    MoveTo(table, number, chunk);
+    const From* x = (const From*)table.at[0][chunk.tensor] + chunk.begin;
+    To* y = (To*)table.at[1][chunk.tensor] + chunk.begin;
+    const bool whole = chunk.count == CHUNK && OnWord(x) && OnWord(y);
+    for (int i = threadIdx.x * kPack; i < chunk.count; i += THREADS * kPack) {
+      Pack<From, kPack> from;
+      Pack<To, kPack> to;
+      if (whole) from.LoadWords(x + i);
+      else from.LoadSome(x + i, chunk.count - i);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) Store(to.v + k, (As)Load(from.v + k));
+      if (whole) to.StoreWords(y + i);
+      else to.StoreSome(y + i, chunk.count - i);
+    }
   }
 }
 )";

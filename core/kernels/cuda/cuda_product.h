@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix product by cuBLASLt, with all descriptors and the algorithm decided once.
-//
-// cuBLASLt counts columns first. A row-major C = A B is its C^T = B^T A^T, so operand "A" of the
-// library is our B.
+// A matrix product by the calls of cuBLASLt's that are fast for it.
 #ifndef CAESURA_CORE_KERNELS_CUDA_CUDA_PRODUCT_H_
 #define CAESURA_CORE_KERNELS_CUDA_CUDA_PRODUCT_H_
 
-#include <array>
-#include <memory>
 #include <optional>
 #include <vector>
 
-#include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
-#include "core/kernels/spec/gemm_spec.h"
-#include "core/kernels/cuda/cuda_kernel.h"
+#include "core/kernels/cuda/lt_product.h"
 
 namespace caesura {
 
@@ -34,20 +26,17 @@ class CudaProduct {
   static bool TakesBias(DType dtype) { return dtype != DType::kFloat64; }
 
  private:
-  struct Descriptors;
-  // The first elements of one product among those that share descriptors, in elements.
-  struct Place {
-    int64_t a, b, c;
+  // A block of C, or a part of the sums that it is made of.
+  struct Part {
+    LtProduct product;
+    int64_t first_column;
+    bool bias, addend;
   };
 
-  std::shared_ptr<CudaDevice> device_;
-  std::shared_ptr<const Descriptors> descriptors_;
-  GemmSpec spec_;
-  std::vector<Place> places_;
-  size_t element_bytes_ = 0, c_element_bytes_ = 0;
-  size_t workspace_ = 0, workspace_bytes_ = 0;
+  std::vector<Part> parts_;          // in this order
   std::optional<CudaKernel> widen_;  // where the bias is narrower than C
-  size_t wide_bias_ = 0;
+  size_t wide_bias_ = 0, bias_element_ = 0;
+  int64_t columns_ = 0;
 };
 
 }  // namespace caesura

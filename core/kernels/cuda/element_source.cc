@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/element_source.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <string_view>
@@ -51,6 +52,28 @@ __device__ inline void Store(f16* p, float v) {
     bits = __float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000u;
   else bits = (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
   p->bits = (unsigned short)(sign | bits);
+}
+
+// N elements side by side. Where their address is a multiple of the struct's alignment (kWhole),
+// one access moves 16 bytes of them, or all.
+template <typename S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Vector {
+  S at[N];
+};
+template <int N, bool kWhole, typename S> __device__ inline Vector<S, N> LoadVector(const S* p) {
+  if (kWhole) return *(const Vector<S, N>*)p;
+  Vector<S, N> out;
+#pragma unroll
+  for (int j = 0; j < N; ++j) out.at[j] = p[j];
+  return out;
+}
+template <bool kWhole, typename S, int N>
+__device__ inline void StoreVector(S* p, const Vector<S, N>& v) {
+  if (kWhole) {
+    *(Vector<S, N>*)p = v;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < N; ++j) p[j] = v.at[j];
 }
 )";
 
@@ -343,6 +366,10 @@ const char* CudaStorageType(DType dtype) {
   if (dtype == DType::kFloat16) return "f16";
   if (dtype == DType::kBFloat16) return "bf16";
   return CudaComputeType(dtype);
+}
+
+size_t CudaVectorAlignment(DType dtype, int64_t elements) {
+  return std::min<size_t>(16, DTypeSize(dtype) * static_cast<size_t>(elements));
 }
 
 const char* CudaComputeType(DType dtype) {

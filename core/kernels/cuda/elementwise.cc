@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every op of CudaElementOps as a kernel of its own: one element after the other, with
 // broadcasting.
+#include <algorithm>
+
 #include "core/graph/op_traits.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
@@ -21,21 +23,41 @@ DType ResultType(const KernelInfo& info) {
   return fixed == DType::kUndefined ? info.InputDType(0) : fixed;
 }
 
+// Vectors of `vector` elements where the kernel's argument `vectors` counts some, and the elements
+// that are left.
 std::string Source(const StridedWalk& walk, const std::vector<DType>& dtypes, DType output,
-                   const std::string& expression) {
-  std::string parameters, loads;
+                   const std::string& expression, int64_t vector) {
+  const std::string width = std::to_string(vector);
+  std::string parameters, loads, vector_loads, parts;
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (dtypes[i] == DType::kUndefined) continue;
-    const std::string name = "x" + std::to_string(i);
-    parameters += std::string("const ") + CudaStorageType(dtypes[i]) + "* " + name + ", ";
-    loads += std::string("const ") + CudaComputeType(dtypes[i]) + " v" + std::to_string(i) +
-             " = Load(" + name + " + offset" + std::to_string(i) + ");\n";
+    const std::string number = std::to_string(i), name = "x" + number,
+                      storage = CudaStorageType(dtypes[i]);
+    parameters += "const " + storage + "* " + name + ", ";
+    const std::string at = name + " + offset" + number;
+    const std::string value = std::string("const ") + CudaComputeType(dtypes[i]) + " v" + number;
+    const std::string load = value + " = Load(" + at + ");\n";
+    loads += load;
+    if (walk.Repeats(i)) {
+      vector_loads += load;
+    } else {
+      vector_loads +=
+          "const auto at" + number + " = LoadVector<" + width + ", true>(" + at + ");\n";
+      parts += value + " = Load(at" + number + ".at + j);\n";
+    }
   }
-  return walk.Struct() + "extern \"C\" __global__ void elementwise(" + parameters +
-         CudaStorageType(output) +
-         "* y, i64 n, Walk walk) {\n"
-         "for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n;"
-         " i += (i64)gridDim.x * blockDim.x) {\n" +
+  const std::string thread = "blockIdx.x * (i64)blockDim.x + threadIdx.x";
+  const std::string step = "i += (i64)gridDim.x * blockDim.x) {\n";
+  std::string out = walk.Struct() + "extern \"C\" __global__ void elementwise(" + parameters +
+                    CudaStorageType(output) + "* y, i64 n, i64 vectors, Walk walk) {\n";
+  if (vector > 1) {
+    out += "for (i64 i = " + thread + "; i < vectors; " + step + walk.Offsets("i * " + width) +
+           vector_loads + "Vector<" + CudaStorageType(output) + ", " + width +
+           "> out;\n#pragma unroll\nfor (int j = 0; j < " + width + "; ++j) {\n" + parts +
+           "Store(out.at + j, " + expression + ");\n}\nStoreVector<true>(y + i * " + width +
+           ", out);\n}\n";
+  }
+  return out + "for (i64 i = vectors * " + width + " + " + thread + "; i < n; " + step +
          walk.Offsets() + loads + "Store(y + i, " + expression + ");\n}\n}\n";
 }
 
@@ -72,18 +94,38 @@ Status CreateElementwise(KernelInfo& info, const CudaDevicePtr& device) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  ASSIGN_OR_RETURN(const CudaKernel kernel,
-                   CudaKernel::Make(device, Source(walk, dtypes, dtype, *expression), "elementwise",
-                                    GridOver(*device, walk.elements)));
+  // Halves and bytes go by eight: an access is to move 16 bytes, or nearly so many.
+  size_t bytes = DTypeSize(dtype);
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    if (dtypes[i] != DType::kUndefined && !walk.Repeats(i))
+      bytes = std::max(bytes, DTypeSize(dtypes[i]));
+  }
+  int64_t vector = bytes <= 2 ? 8 : 4;
+  while (vector > 1 && !walk.HasVectors(vector)) vector /= 2;
+  ASSIGN_OR_RETURN(
+      const CudaKernel kernel,
+      CudaKernel::Make(device, Source(walk, dtypes, dtype, *expression, vector), "elementwise",
+                       GridOver(*device, (walk.elements + vector - 1) / vector)));
+  std::vector<size_t> alignments;  // of the inputs; 0: there is none
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    alignments.push_back(dtypes[i] == DType::kUndefined ? 0
+                         : walk.Repeats(i)              ? 1
+                                                        : CudaVectorAlignment(dtypes[i], vector));
+  }
   info.SetCompute(
-      [kernel, dtypes, numbers = std::move(numbers), n = walk.elements](KernelContext& context) {
+      [=, n = walk.elements, to = CudaVectorAlignment(dtype, vector)](KernelContext& context) {
         CudaArguments arguments;
-        for (size_t i = 0; i < dtypes.size(); ++i) {
-          if (dtypes[i] != DType::kUndefined)
-            arguments.AddPointer(context.Input<void>(static_cast<int>(i)));
+        int64_t vectors = vector > 1 ? n / vector : 0;
+        const auto add = [&](const void* pointer, size_t alignment) {
+          if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) vectors = 0;
+          arguments.AddPointer(pointer);
+        };
+        for (size_t i = 0; i < alignments.size(); ++i) {
+          if (alignments[i] != 0) add(context.Input<void>(static_cast<int>(i)), alignments[i]);
         }
-        arguments.AddPointer(context.Output<void>(0));
+        add(context.Output<void>(0), to);
         arguments.Add(&n);
+        arguments.Add(&vectors);
         arguments.Add(numbers.data());
         return kernel.LaunchWith(arguments.addresses());
       });

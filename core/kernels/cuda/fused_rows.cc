@@ -2,6 +2,7 @@
 // Kernels made of row_source: FusedRows (ai.caesura), and each op that treats rows by itself where
 // no group took it in.
 #include <algorithm>
+#include <numeric>
 
 #include "core/graph/op_traits.h"
 #include "core/kernels/cuda/cuda_kernel.h"
@@ -16,7 +17,10 @@
 namespace caesura {
 namespace {
 
-constexpr int64_t kMaxThreads = 1024, kMaxItems = 32;
+constexpr int64_t kMaxThreads = 1024, kMaxItems = 32, kMaxVector = 4;
+// What a thread may hold of a row that one warp takes: two thirds of its registers.
+constexpr int64_t kWarpBytes = 170 * 4;
+constexpr int64_t kRegisters = 65536;  // of a multiprocessor
 // Blocks are added up in groups: a counter a group, and one for the groups.
 constexpr int64_t kMaxGroups = CudaDevice::kCounters - 1;
 
@@ -38,10 +42,32 @@ __device__ inline bool IsLast(unsigned* counter, i64 blocks) {
 
 // After a block has stored its part of each sum over rows.
 constexpr char kGroupOfBlocks[] =
-    "const i64 first = blockIdx.x / span * span;\n"
-    "const i64 end = first + span < gridDim.x ? first + span : gridDim.x;\n"
-    "if (!IsLast(counters + 1 + blockIdx.x / span, end - first)) return;\n";
+    "const int begin = blockIdx.x / span * span;\n"
+    "const int end = begin + span < gridDim.x ? begin + span : gridDim.x;\n"
+    "if (!IsLast(counters + 1 + blockIdx.x / span, end - begin)) return;\n";
 constexpr char kAllGroups[] = "if (!IsLast(counters, (gridDim.x + span - 1) / span)) return;\n";
+
+// The sum, in order, of a column vector of parts; eight loads are under way at a time.
+constexpr char kAddUp[] = R"(
+template <int N, typename T>
+__device__ inline Vector<T, N> AddUp(const T* part, int begin, int end, int step, int columns) {
+  Vector<T, N> total = {};
+  for (int p = begin; p < end; p += 8 * step) {
+    Vector<T, N> of[8];
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      if (p + u * step < end) of[u] = LoadVector<N, true>(part + (p + u * step) * columns);
+    }
+#pragma unroll
+    for (int u = 0; u < 8; ++u) {
+      if (p + u * step >= end) break;
+#pragma unroll
+      for (int j = 0; j < N; ++j) total.at[j] += of[u].at[j];
+    }
+  }
+  return total;
+}
+)";
 
 // A group's nodes and values: the node itself, or its body.
 struct RowGroup {
@@ -77,17 +103,17 @@ RowGroup GroupOf(const KernelInfo& info) {
 
 int64_t ColumnsOf(const Shape& shape) { return shape.rank() == 0 ? 1 : shape[shape.rank() - 1]; }
 
-// The columns of the widest value, which Concat may make.
-Result<int64_t> MostColumns(const KernelInfo& info, const RowGroup& group) {
-  RowScribe scribe(0, kMaxThreads);
-  for (int i : group.reads) {
-    scribe.Declare(group.inputs[i], {info.InputDType(i), ColumnsOf(info.InputShape(i))}, "0",
-                   info.InputValue(i));
-  }
-  for (const Node* node : group.nodes) {
-    if (!scribe.Add(*node)) return info.Refuse("has no CUDA source for " + node->Label());
-  }
-  return scribe.most_columns();
+int64_t Quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// One warp where each of its threads then holds at most `in_warp` columns: no barrier is needed.
+// Otherwise few threads with several columns each, so that many blocks are resident.
+int64_t ThreadsFor(int64_t columns, int64_t vector, int64_t in_warp) {
+  constexpr int64_t kFewThreads = 256, kFewItems = 16;
+  const int64_t vectors = Quotient(columns, vector);
+  if (Quotient(vectors, 32) * vector <= in_warp) return 32;
+  int64_t most = kFewThreads;
+  while (most < kMaxThreads && Quotient(vectors, most) * vector > kFewItems) most *= 2;
+  return Quotient(Quotient(vectors, Quotient(vectors, most)), 32) * 32;
 }
 
 // One launch over all rows. In a sum over rows each block stores a part, the last block of a group
@@ -105,6 +131,12 @@ class CudaRows {
     int output;
     size_t scratch;
   };
+  // What the kernel reads or writes, with the address that it must be a multiple of so that
+  // vectors of it move as a whole.
+  struct Operand {
+    int index;
+    size_t alignment;
+  };
   // The pieces of the source while it is made.
   struct Source {
     RowScribe scribe;
@@ -113,22 +145,34 @@ class CudaRows {
     std::vector<std::vector<int64_t>> strides;
   };
 
+  // The numbers of columns, which Concat may add to, and of threads.
+  Status Measure();
   Status Make();
   Status AddInputs(Source& source);
   Status AddOutputs(Source& source);
   Status AddSum(Source& source, int output, const RowValue& what);
   // The source for the address at which a row of a tensor of this shape begins.
   std::string RowOf(Source& source, const std::string& name, const Shape& shape) const;
+  Operand OperandOf(int index, const RowValue& what) const {
+    return {index, what.wide() ? CudaVectorAlignment(what.dtype, vector_) : 1};
+  }
   Status Run(KernelContext& context) const;
 
   KernelInfo& info_;  // during Create
   const CudaDevicePtr device_;
   const RowGroup group_;
+  bool adds_ = false;  // it has sums over rows
+  // While a block works on a row, its next row is under way. Threads with more than one vector lack
+  // registers for that, and have more loads under way without it.
+  bool ahead_ = false;
   std::vector<int64_t> row_dims_;
-  std::vector<int> outputs_;  // that the kernel writes
+  std::vector<Operand> inputs_, outputs_;  // that the kernel reads, and writes but for sums
   std::vector<Sum> sums_;
   std::vector<int64_t> walk_;
-  int64_t rows_ = 1, columns_ = 1, parts_ = 1, span_ = 1;  // span_: the blocks of a group
+  int64_t rows_ = 1, columns_ = 1, vector_ = 1, threads_ = 1;
+  int64_t resident_ = 1;          // blocks that a multiprocessor has registers for, by an estimate
+  int64_t parts_ = 1;             // blocks
+  int span_ = 1, columns32_ = 1;  // the blocks of a group; columns_ as the kernel's argument
   std::optional<CudaKernel> kernel_;
 };
 
@@ -146,9 +190,8 @@ Status CudaRows::AddInputs(Source& source) {
     const std::string name = "x" + std::to_string(i);
     source.parameters += std::string("const ") + CudaStorageType(dtype) + "* " + name + ", ";
     const std::string at = HasRows(row_dims_, shape) ? RowOf(source, name, shape) : name;
-    source.scribe.Declare(group_.inputs[i], what,
-                          "Load(" + at + (what.wide() ? " + column" : "") + ")",
-                          info_.InputValue(i));
+    source.scribe.Declare(group_.inputs[i], what, at, info_.InputValue(i));
+    inputs_.push_back(OperandOf(i, what));
   }
   return {};
 }
@@ -167,14 +210,9 @@ Status CudaRows::AddOutputs(Source& source) {
     Shape shape(dims);
     const std::string name = "y" + std::to_string(i);
     source.parameters += std::string(CudaStorageType(what->dtype)) + "* " + name + ", ";
-    const std::string at = RowOf(source, name, shape);
-    const std::string element = source.scribe.Element(group_.outputs[i]);
-    source.stores +=
-        what->wide()
-            ? source.scribe.Loop(what->columns, "Store(" + at + " + column, " + element + ");\n")
-            : "if (threadIdx.x == 0) Store(" + at + ", " + element + ");\n";
+    source.stores += source.scribe.StoreTo(RowOf(source, name, shape), group_.outputs[i]);
+    outputs_.push_back(OperandOf(i, *what));
     info_.SetOutput(i, what->dtype, std::move(shape));
-    outputs_.push_back(i);
   }
   return {};
 }
@@ -189,21 +227,19 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   const std::string accumulator = doubles ? "double" : "float";
   const int index = static_cast<int>(sums_.size());
   const std::string number = std::to_string(index), part = "part" + number,
-                    name = "y" + std::to_string(output), total = "total" + number;
+                    name = "y" + std::to_string(output), vector = std::to_string(vector_);
   source.parameters +=
       accumulator + "* " + part + ", " + CudaStorageType(dtype) + "* " + name + ", ";
   source.sums += accumulator + " sums" + number + "[" +
                  std::to_string(source.scribe.Items(columns_)) + "] = {};\n";
   source.scribe.AddColumnSum(index, group_.outputs[output]);
   source.parts += part + "[blockIdx.x * columns + column] = sums" + number + "[k];\n";
-  const auto add_up = [&](const char* range) {
-    return accumulator + " " + total + " = 0;\n#pragma unroll 8\nfor (i64 p = " + range + ") " +
-           total + " += " + part + "[p * columns + column];\n";
-  };
-  source.of_group +=
-      add_up("first; p < end; ++p") + part + "[first * columns + column] = " + total + ";\n";
-  source.of_all +=
-      add_up("0; p < gridDim.x; p += span") + "Store(" + name + " + column, " + total + ");\n";
+  const std::string add_up = "AddUp<" + vector + ">(" + part + " + first, ";
+  source.of_group += "StoreVector<true>(" + part + " + begin * columns + first, " + add_up +
+                     "begin, end, 1, columns));\n";
+  source.of_all += "{\nconst auto total = " + add_up +
+                   "0, gridDim.x, span, columns);\nfor (int j = 0; j < " + vector +
+                   "; ++j) Store(" + name + " + first + j, total.at[j]);\n}\n";
   const size_t bytes = static_cast<size_t>(parts_ * columns_) * (doubles ? 8 : 4);
   sums_.push_back({output, info_.BookScratch(bytes)});
   Shape shape{columns_};
@@ -215,17 +251,49 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
   return {};
 }
 
-Status CudaRows::Make() {
+Status CudaRows::Measure() {
   ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info_));
-  ASSIGN_OR_RETURN(columns_, MostColumns(info_, group_));
   for (int64_t dim : row_dims_) rows_ *= dim;
-  const int64_t threads = std::clamp<int64_t>((columns_ + 31) / 32 * 32, 32, kMaxThreads);
-  Source source{RowScribe(columns_, threads), {}, {}, {}, {}, {}, {}, {}};
+  RowScribe scribe(0, kMaxThreads, 1);
+  for (int i : group_.reads) {
+    scribe.Declare(group_.inputs[i], {info_.InputDType(i), ColumnsOf(info_.InputShape(i))}, "",
+                   info_.InputValue(i));
+  }
+  for (const Node* node : group_.nodes) {
+    if (!scribe.Add(*node)) return info_.Refuse("has no CUDA source for " + node->Label());
+  }
+  columns_ = scribe.most_columns();
+  vector_ = std::gcd(std::max<int64_t>(scribe.common_columns(), 1), kMaxVector);
+  int64_t sums = 0;
+  for (int i : group_.columns) sums += info_.HasOutput(i) ? 1 : 0;
+  adds_ = sums > 0;
+  int64_t bytes = 8;  // of a column: what is loaded, and two values that follow from it
+  for (int i : group_.reads) {
+    const RowValue what = *scribe.Find(group_.inputs[i]);
+    if (what.wide()) bytes += static_cast<int64_t>(DTypeSize(what.dtype));
+  }
+  // Threads that keep sums have fewer columns, so that the blocks' parts are added up by more.
+  const int64_t in_warp = adds_ ? 0 : kWarpBytes / bytes;
+  threads_ = ThreadsFor(columns_, vector_, std::min(in_warp, kMaxItems));
+  columns32_ = static_cast<int>(columns_);
+  const int64_t items = Quotient(columns_, threads_ * vector_) * vector_;
+  ahead_ = adds_ && items == vector_;
+  const int64_t registers = 32 + items * (bytes * (ahead_ ? 2 : 1) + sums * 4) / 4;
+  resident_ = std::clamp<int64_t>(kRegisters / (threads_ * registers), 1, 16);
+  if (const char* x = std::getenv("X_RES")) resident_ = std::clamp<int64_t>(std::atof(x) * resident_, 1, 2048 / threads_);
+  return {};
+}
+
+Status CudaRows::Make() {
+  RETURN_IF_ERROR(Measure());
+  Source source{RowScribe(columns_, threads_, vector_), {}, {}, {}, {}, {}, {}, {}};
   if (source.scribe.Items(columns_) > kMaxItems)
     return info_.Refuse("rows of so many columns do not fit into registers");
-  // Sums over rows go by blocks: their number follows from the device and the rows only.
-  parts_ = std::min({rows_, int64_t{4} * device_->multiprocessors(), kMaxGroups * kMaxGroups});
-  while (span_ * span_ < parts_) ++span_;
+  // Sums over rows go by blocks. Their number follows from the device and the group only, and is
+  // one that the device runs at once: more blocks would leave more parts to add up.
+  parts_ = std::min({rows_, (adds_ ? resident_ : 64) * device_->multiprocessors()});
+  if (adds_) parts_ = std::min(parts_, kMaxGroups * kMaxGroups);
+  while (int64_t{span_} * span_ < parts_) ++span_;
   RETURN_IF_ERROR(AddInputs(source));
   for (const Node* node : group_.nodes) {
     if (!source.scribe.Add(*node)) return info_.Refuse("has no CUDA source for " + node->Label());
@@ -233,20 +301,32 @@ Status CudaRows::Make() {
   RETURN_IF_ERROR(AddOutputs(source));
   const StridedWalk walk = StridedWalk::Make(row_dims_, source.strides);
   walk_ = walk.Numbers();
-  const bool adds = !sums_.empty();
-  std::string text = CudaRowPrelude() + (adds ? kLastBlock : "") + walk.Struct() +
-                     "extern \"C\" __global__ void rows(" + source.parameters +
-                     (adds ? "unsigned* counters, i64 span, " : "") +
-                     "i64 rows, i64 columns, Walk walk) {\n" + source.sums +
-                     "for (i64 i = blockIdx.x; i < rows; i += gridDim.x) {\n" + walk.Offsets() +
-                     source.scribe.text() + source.stores + "}\n";
-  if (adds) {
-    text += source.scribe.Loop(columns_, source.parts) + kGroupOfBlocks +
-            source.scribe.Loop(columns_, source.of_group) + kAllGroups +
-            source.scribe.Loop(columns_, source.of_all);
+  const RowScribe& scribe = source.scribe;
+  const std::string loads = scribe.Loads();
+  std::string text = CudaRowPrelude() + (adds_ ? std::string(kLastBlock) + kAddUp : "") +
+                     walk.Struct() + "extern \"C\" __global__ void __launch_bounds__(" +
+                     std::to_string(threads_) + (adds_ ? ", " + std::to_string(resident_) : "") +
+                     ") rows(" + source.parameters +
+                     (adds_ ? "unsigned* counters, int span, " : "") +
+                     "i64 rows, int columns, int aligned, Walk walk) {\n" + source.sums +
+                     scribe.buffers() + "int turn = 0;\n";
+  if (ahead_) {
+    text += "{\nconst i64 i = blockIdx.x;\n" + walk.Offsets() + loads + "}\n";
+  }
+  text += "for (i64 i = blockIdx.x; i < rows; i += gridDim.x) {\n" + walk.Offsets() +
+          (ahead_ ? "" : loads) + scribe.unpacked();
+  if (ahead_) {
+    text += "if (i + gridDim.x < rows) {\nconst i64 next = i + gridDim.x;\n" +
+            walk.Offsets("next") + loads + "}\n";
+  }
+  text += scribe.text() + scribe.OnceAligned(source.stores) + "}\n";
+  if (adds_) {
+    text += scribe.Loop(columns_, source.parts) + kGroupOfBlocks +
+            scribe.VectorLoop(columns_, source.of_group) + kAllGroups +
+            scribe.VectorLoop(columns_, source.of_all);
   }
   text += "}\n";
-  const CudaGrid grid{static_cast<unsigned>(parts_), static_cast<unsigned>(threads)};
+  const CudaGrid grid{static_cast<unsigned>(parts_), static_cast<unsigned>(threads_)};
   ASSIGN_OR_RETURN(kernel_, CudaKernel::Make(device_, text, "rows", grid));
   return {};
 }
@@ -260,22 +340,34 @@ Status CudaRows::Create(KernelInfo& info, const CudaDevicePtr& device) {
 
 Status CudaRows::Run(KernelContext& context) const {
   CudaArguments arguments;
-  for (int i : group_.reads) arguments.AddPointer(context.Input<void>(i));
+  int aligned = 1;
+  const auto add = [&](const void* pointer, size_t alignment) {
+    if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) aligned = 0;
+    arguments.AddPointer(pointer);
+  };
+  for (const Operand& input : inputs_) add(context.Input<void>(input.index), input.alignment);
   // Parameters stand in the order of the outputs, sums among them.
   auto sum = sums_.begin();
   auto written = outputs_.begin();
   while (sum != sums_.end() || written != outputs_.end()) {
     const bool next_is_sum =
-        written == outputs_.end() || (sum != sums_.end() && sum->output < *written);
-    if (next_is_sum) arguments.AddPointer(context.Scratch<void>(sum->scratch));
-    arguments.AddPointer(context.Output<void>(next_is_sum ? (sum++)->output : *written++));
+        written == outputs_.end() || (sum != sums_.end() && sum->output < written->index);
+    if (next_is_sum) {
+      arguments.AddPointer(context.Scratch<void>(sum->scratch));
+      arguments.AddPointer(context.Output<void>((sum++)->output));
+    } else {
+      add(context.Output<void>(written->index), written->alignment);
+      ++written;
+    }
   }
-  if (!sums_.empty()) {
+  if (adds_) {
     arguments.AddPointer(device_->counters());
     arguments.Add(&span_);
   }
-  for (const int64_t* number : {&rows_, &columns_, static_cast<const int64_t*>(walk_.data())})
-    arguments.Add(number);
+  arguments.Add(&rows_);
+  arguments.Add(&columns32_);
+  arguments.Add(&aligned);
+  arguments.Add(walk_.data());
   return kernel_->LaunchWith(arguments.addresses());
 }
 

@@ -22,27 +22,47 @@ std::string Types(const std::vector<std::pair<const char*, DType>>& types) {
   return out;
 }
 
-// --- GlobalNorm: a part a chunk, in double; then one block adds the parts up ---
+// --- GlobalNorm: a part a block, in double; then one block adds the parts up ---
 
 constexpr char kSquares[] = R"(
-extern "C" __global__ void squares(Table table, double* parts) {
-  for (i64 chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
-    i64 begin, end;
-    const S* x = (const S*)table.at[0][TensorOf(table, chunk, &begin, &end)];
-    double sum = 0;
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-      const double v = (double)Load(x + i);
-      sum += v * v;
+extern "C" __global__ void __launch_bounds__(THREADS) squares(const __grid_constant__ Table table,
+    double* parts) {
+  constexpr int kPack = 16 / sizeof(S), kPacks = CHUNK / THREADS / kPack;
+  double sum = 0;
+  Chunk chunk = {};
+  for (int number = blockIdx.x; number < table.chunks; number += gridDim.x) {
+    MoveTo(table, number, chunk);
+    const S* x = (const S*)table.at[0][chunk.tensor] + chunk.begin;
+    // All packs of the chunk are on their way before the first is added.
+    Pack<S, kPack> packs[kPacks];
+    if (chunk.count == CHUNK && OnWord(x)) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) packs[p].LoadWords(x + (p * THREADS + threadIdx.x) * kPack);
+    } else {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int i = (p * THREADS + threadIdx.x) * kPack;
+        packs[p].LoadSome(x + i, chunk.count - i);
+      }
     }
-    sum = RowReduce(sum, RowSum());
-    if (threadIdx.x == 0) parts[chunk] = sum;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const double v = (double)Load(packs[p].v + k);
+        sum += v * v;
+      }
+    }
   }
+  sum = RowReduce(sum, RowSum());
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 )";
 
 constexpr char kRoot[] = R"(
 extern "C" __global__ void root(const double* parts, i64 n, N* norm) {
   double sum = 0;
+#pragma unroll 4
   for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
   sum = RowReduce(sum, RowSum());
   if (threadIdx.x == 0) Store(norm, sqrt(sum));
@@ -75,7 +95,7 @@ Status CreateGlobalNorm(KernelInfo& info, const CudaDevicePtr& device) {
       ASSIGN_OR_RETURN(CudaKernel kernel,
                        CudaKernel::Make(device, source, "squares", table.Grid(*device)));
       const int64_t first = parts;
-      parts += table.chunks();
+      parts += table.Grid(*device).blocks;
       squares.push_back({std::move(table), std::move(kernel), inputs, first});
     }
   }

@@ -105,6 +105,7 @@ void RegisterCudaProducts(KernelRegistry& registry, const CudaDevicePtr& device)
                   .types = kFloatTypes,
                   .strided_inputs = {0, 1},
                   .strided_outputs = std::move(strided_outputs),
+                  .pads_rows = true,
                   .create = [=](KernelInfo& info) { return create(info, device); }});
   };
   add("MatMul", "", CreateMatMul, {0});

@@ -2,6 +2,7 @@
 #include "core/kernels/cuda/row_source.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/graph/op_traits.h"
 #include "core/kernels/cuda/element_source.h"
@@ -14,17 +15,50 @@ struct RowSum { template <typename T> __device__ T operator()(T a, T b) const { 
 struct RowMax { template <typename T> __device__ T operator()(T a, T b) const { return ExtremeMax(a, b); } };
 struct RowMin { template <typename T> __device__ T operator()(T a, T b) const { return ExtremeMin(a, b); } };
 
+template <typename T, typename Op> __device__ inline T WarpReduce(T v, Op op) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) v = op(v, __shfl_xor_sync(0xffffffffu, v, m));
+  return v;
+}
+
+// Merges the values of so many warps. REQUIRES: nobody reads `of_warp` any more.
+template <typename T, typename Op>
+__device__ inline T BlockReduce(T v, Op op, T* of_warp, int warps) {
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
+  __syncthreads();
+  if (warps > 8) {  // a lane a warp's value: reading all of them would keep shared memory busy
+    const int lane = threadIdx.x % 32;
+    v = of_warp[lane < warps ? lane : 0];
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) {
+      const T other = __shfl_down_sync(0xffffffffu, v, m);
+      if (lane + m < warps) v = op(v, other);
+    }
+    return __shfl_sync(0xffffffffu, v, 0);
+  }
+  v = of_warp[0];
+  for (int w = 1; w < warps; ++w) v = op(v, of_warp[w]);
+  return v;
+}
+
 // Merges the values of the block's threads; each of them gets the result.
 template <typename T, typename Op> __device__ inline T RowReduce(T v, Op op) {
   __shared__ T of_warp[32];
-  for (int m = 16; m > 0; m >>= 1) v = op(v, __shfl_xor_sync(0xffffffffu, v, m));
+  v = WarpReduce(v, op);
   if (blockDim.x <= 32) return v;
   __syncthreads();  // of_warp may still be read from the call before
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
-  __syncthreads();
-  T all = of_warp[0];
-  for (int w = 1; w < (int)blockDim.x / 32; ++w) all = op(all, of_warp[w]);
-  return all;
+  return BlockReduce(v, op, of_warp, blockDim.x / 32);
+}
+
+// The same for a known number of threads and a variable that all calls of the block hand on, by
+// which they take turns in shared memory: one barrier then keeps them apart.
+template <int kThreads, typename T, typename Op>
+__device__ inline T RowReduceInTurn(T v, Op op, int& turn) {
+  v = WarpReduce(v, op);
+  if (kThreads <= 32) return v;
+  __shared__ T of_warp[2][32];
+  turn ^= 1;
+  return BlockReduce(v, op, of_warp[turn], kThreads / 32);
 }
 )";
 
@@ -48,21 +82,39 @@ std::string RowScribe::Width(int64_t columns) const {
   return columns == columns_ ? "columns" : std::to_string(columns);
 }
 
+std::string RowScribe::VectorLoop(int64_t columns, const std::string& body) const {
+  // Only a thread's last vector may lie beyond the row: their number is of this many columns.
+  const std::string last = std::to_string(Vectors(columns) - 1), vector = std::to_string(vector_);
+  return "#pragma unroll\nfor (int c = 0; c <= " + last + "; ++c) {\nconst int first = (c * " +
+         std::to_string(threads_) + " + (int)threadIdx.x) * " + vector + ";\nif (c < " + last +
+         " || first < " + Width(columns) + ") {\n" + body + "}\n}\n";
+}
+
 std::string RowScribe::Loop(int64_t columns, const std::string& body) const {
-  return "#pragma unroll\nfor (int k = 0; k < " + std::to_string(Items(columns)) +
-         "; ++k) {\nconst i64 column = threadIdx.x + k * (i64)blockDim.x;\nif (column < " +
-         Width(columns) + ") {\n" + body + "}\n}\n";
+  const std::string vector = std::to_string(vector_);
+  return VectorLoop(columns, "#pragma unroll\nfor (int j = 0; j < " + vector +
+                                 "; ++j) {\nconst int k = c * " + vector +
+                                 " + j, column = first + j;\n" + body + "}\n");
+}
+
+std::string RowScribe::OnceAligned(const std::string& body) const {
+  const std::string whole = "{\nconstexpr bool whole = true;\n" + body + "}";
+  if (vector_ == 1) return whole + "\n";
+  return "if (aligned) " + whole + " else {\nconstexpr bool whole = false;\n" + body + "}\n";
+}
+
+std::string RowScribe::Definition(const std::string& name, RowValue what,
+                                  const std::string& element) {
+  most_columns_ = std::max(most_columns_, what.columns);
+  if (!what.wide()) return "const " + Type(what.dtype) + " " + name + " = " + element + ";\n";
+  common_columns_ = std::gcd(common_columns_, what.columns);
+  return Type(what.dtype) + " " + name + "[" + std::to_string(Items(what.columns)) + "];\n" +
+         Loop(what.columns, name + "[k] = " + element + ";\n");
 }
 
 std::string RowScribe::Let(RowValue what, const std::string& element) {
   const std::string name = Name();
-  most_columns_ = std::max(most_columns_, what.columns);
-  if (!what.wide()) {
-    text_ += "const " + Type(what.dtype) + " " + name + " = " + element + ";\n";
-    return name;
-  }
-  text_ += Type(what.dtype) + " " + name + "[" + std::to_string(Items(what.columns)) + "];\n" +
-           Loop(what.columns, name + "[k] = " + element + ";\n");
+  text_ += Definition(name, what, element);
   return name;
 }
 
@@ -72,7 +124,8 @@ std::string RowScribe::Reduce(RowValue what, const std::string& op, const std::s
   text_ +=
       type + " " + part + " = " + first + ";\n" +
       Loop(what.columns, part + " = " + op + "()(" + part + ", (" + type + ")" + element + ");\n") +
-      "const " + type + " " + name + " = RowReduce(" + part + ", " + op + "());\n";
+      "const " + type + " " + name + " = RowReduceInTurn<" + std::to_string(threads_) + ">(" +
+      part + ", " + op + "(), turn);\n";
   return name;
 }
 
@@ -84,10 +137,34 @@ void RowScribe::Bind(const Value* value, const std::string& name, RowValue what)
   if (value != nullptr) known_[value] = {name, what};
 }
 
-void RowScribe::Declare(const Value* value, RowValue what, const std::string& element,
+void RowScribe::Declare(const Value* value, RowValue what, const std::string& from,
                         const Tensor* contents) {
-  Bind(value, Let(what, element), what);
+  const std::string name = Name(), buffer = name + "_at", storage = CudaStorageType(what.dtype);
+  if (what.wide()) {
+    const std::string vector = std::to_string(vector_);
+    buffers_ += "Vector<" + storage + ", " + vector + "> " + buffer + "[" +
+                std::to_string(Vectors(what.columns)) + "];\n";
+    loads_ += VectorLoop(
+        what.columns, buffer + "[c] = LoadVector<" + vector + ", whole>(" + from + " + first);\n");
+    unpacked_ += Definition(name, what, "Load(" + buffer + "[c].at + j)");
+  } else {
+    buffers_ += "Vector<" + storage + ", 1> " + buffer + ";\n";
+    loads_ += buffer + " = LoadVector<1, true>(" + from + ");\n";
+    unpacked_ += Definition(name, what, "Load(" + buffer + ".at)");
+  }
+  Bind(value, name, what);
   if (contents != nullptr) contents_[value] = contents;
+}
+
+std::string RowScribe::StoreTo(const std::string& to, const Value* value) const {
+  const RowValue& what = *Find(value);
+  if (!what.wide()) return "if (threadIdx.x == 0) Store(" + to + ", " + Element(value) + ");\n";
+  const std::string vector = std::to_string(vector_);
+  return VectorLoop(what.columns, "Vector<" + std::string(CudaStorageType(what.dtype)) + ", " +
+                                      vector + "> v;\n#pragma unroll\nfor (int j = 0; j < " +
+                                      vector + "; ++j) {\nconst int k = c * " + vector +
+                                      " + j;\nStore(v.at + j, " + Element(value) +
+                                      ");\n}\nStoreVector<whole>(" + to + " + first, v);\n");
 }
 
 const RowValue* RowScribe::Find(const Value* value) const {
@@ -256,6 +333,14 @@ bool RowScribe::AddNormGrad(const Node& node) {
   return true;
 }
 
+bool RowScribe::StaysInThreads(int64_t columns) const {
+  return columns > 1 && columns % (threads_ * vector_) == 0;
+}
+
+std::string RowScribe::ElementFrom(const Value* value, int64_t begin) const {
+  return known_.at(value).name + "[k + " + std::to_string(Items(begin)) + "]";
+}
+
 bool RowScribe::AddSplit(const Node& node) {
   const RowValue what = *Find(node.input(0));
   const auto count = static_cast<int64_t>(node.outputs().size());
@@ -269,6 +354,15 @@ bool RowScribe::AddSplit(const Node& node) {
     extents = given->ToVector<int64_t>();
   } else if (what.columns % count != 0) {
     return false;
+  }
+  if (std::all_of(extents.begin(), extents.end(), [&](int64_t e) { return StaysInThreads(e); })) {
+    int64_t begin = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const RowValue part{what.dtype, extents[i]};
+      Bind(node.output(static_cast<int>(i)), Let(part, ElementFrom(node.input(0), begin)), part);
+      begin += extents[i];
+    }
+    return begin == what.columns;
   }
   if (what.columns * static_cast<int64_t>(DTypeSize(what.dtype)) > kSharedBytes) return false;
   const std::string row = Name();
@@ -290,7 +384,25 @@ bool RowScribe::AddSplit(const Node& node) {
 
 bool RowScribe::AddConcat(const Node& node) {
   RowValue whole{Find(node.input(0))->dtype, 0};
-  for (const Value* input : node.inputs()) whole.columns += Find(input)->columns;
+  bool stay = true;
+  for (const Value* input : node.inputs()) {
+    whole.columns += Find(input)->columns;
+    stay &= StaysInThreads(Find(input)->columns);
+  }
+  if (stay) {
+    const std::string name = Name();
+    most_columns_ = std::max(most_columns_, whole.columns);
+    text_ += Type(whole.dtype) + " " + name + "[" + std::to_string(Items(whole.columns)) + "];\n";
+    int64_t begin = 0;
+    for (const Value* input : node.inputs()) {
+      const int64_t columns = Find(input)->columns;
+      text_ += Loop(
+          columns, name + "[k + " + std::to_string(Items(begin)) + "] = " + Element(input) + ";\n");
+      begin += columns;
+    }
+    Bind(node.output(0), name, whole);
+    return true;
+  }
   if (whole.columns * static_cast<int64_t>(DTypeSize(whole.dtype)) > kSharedBytes) return false;
   const std::string row = Name();
   text_ +=

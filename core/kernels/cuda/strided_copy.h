@@ -25,6 +25,8 @@ class CudaStridedCopy {
   std::optional<CudaKernel> kernel_;
   std::vector<int64_t> walk_;
   int64_t elements_ = 0, from_ = 0, to_ = 0;  // elements, bytes, bytes
+  int64_t vector_ = 1;                        // elements that one access may move
+  size_t alignment_ = 1;                      // of the addresses, for that
 };
 
 }  // namespace caesura

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/strided_walk.h"
 
+#include <algorithm>
+
 namespace caesura {
 
 StridedWalk StridedWalk::Make(const std::vector<int64_t>& dims,
@@ -30,6 +32,16 @@ StridedWalk StridedWalk::Make(const std::vector<int64_t>& dims,
   return out;
 }
 
+bool StridedWalk::HasVectors(int64_t elements) const {
+  const auto is_multiple = [&](int64_t number) { return number % elements == 0; };
+  if (dims.size() > 1 && !is_multiple(dims.back())) return false;
+  return std::all_of(strides.begin(), strides.end(), [&](const std::vector<int64_t>& of_operand) {
+    return of_operand.back() == 0 ||
+           (of_operand.back() == 1 &&
+            std::all_of(of_operand.begin(), of_operand.end() - 1, is_multiple));
+  });
+}
+
 std::vector<int64_t> StridedWalk::Numbers() const {
   std::vector<int64_t> out = dims;
   for (const std::vector<int64_t>& of_operand : strides)
@@ -51,11 +63,13 @@ std::string StridedWalk::Offsets(const std::string& index, const std::string& wa
     all_dense &= IsDense(n);
   }
   if (all_dense) return out;
-  out += "{\ni64 rest = " + index + ";\n";
+  // Divisions of 32 bits take a fraction of the time.
+  const std::string type = elements < (int64_t{1} << 32) ? "unsigned" : "i64";
+  out += "{\n" + type + " rest = (" + type + ")(" + index + ");\n";
   for (size_t d = dims.size(); d-- > 0;) {
     const bool outermost = d == 0;
-    const std::string dim = walk + ".at[" + std::to_string(d) + "]";
-    out += "{ const i64 at = " + (outermost ? "rest" : "rest % " + dim) + ";";
+    const std::string dim = "(" + type + ")" + walk + ".at[" + std::to_string(d) + "]";
+    out += "{ const " + type + " at = " + (outermost ? "rest" : "rest % " + dim) + ";";
     if (!outermost) out += " rest /= " + dim + ";";
     for (size_t n = 0; n < strides.size(); ++n) {
       if (IsDense(n)) continue;

@@ -20,6 +20,12 @@ struct StridedWalk {
   static StridedWalk Make(const std::vector<int64_t>& dims,
                           const std::vector<std::vector<int64_t>>& strides);
 
+  // True where a kernel may take that many elements at once: those of each operand lie side by
+  // side, from a multiple of that many on, or are one and the same. What is left at the end of
+  // dense operands it takes one by one.
+  bool HasVectors(int64_t elements) const;
+  // True where the operand's elements repeat along the innermost dim.
+  bool Repeats(size_t operand) const { return strides[operand].back() == 0; }
   // True where the operand's elements lie one after the other.
   bool IsDense(size_t operand) const { return dims.size() == 1 && strides[operand][0] == 1; }
   // The contents of the kernel's parameter `walk`: the dims, then the strides of each operand.

@@ -29,23 +29,63 @@ std::vector<CudaTensorTable> CudaTensorTable::Make(const std::vector<int64_t>& e
 
 std::string CudaTensorTable::Source(int addresses) {
   const std::string most = "[" + std::to_string(MostTensors(addresses)) + "]";
-  return "#define CHUNK " + std::to_string(kChunk) +
-         "ll\nstruct Table {\n  i64 tensors, chunks;\n  i64 first" + most + ", elements" + most +
-         ";\n  char* at[" + std::to_string(addresses) + "]" + most + ";\n};\n" + R"(
-// The tensor that a chunk is of, and the part of it that the chunk is.
-__device__ inline int TensorOf(const Table& table, i64 chunk, i64* begin, i64* end) {
-  int tensor = 0;
-  while (tensor + 1 < table.tensors && table.first[tensor + 1] <= chunk) ++tensor;
-  *begin = (chunk - table.first[tensor]) * CHUNK;
-  *end = *begin + CHUNK < table.elements[tensor] ? *begin + CHUNK : table.elements[tensor];
-  return tensor;
+  return "#define CHUNK " + std::to_string(kChunk) + "\n#define THREADS " +
+         std::to_string(kThreads) + "\nstruct Table {\n  i64 tensors, chunks;\n  i64 first" + most +
+         ", elements" + most + ";\n  char* at[" + std::to_string(addresses) + "]" + most +
+         ";\n};\n" + R"(
+// A part of a tensor: its elements [begin, begin + count).
+struct Chunk { int tensor; i64 begin; int count; };
+
+// Moves on to a later chunk: a block passes each tensor once, which costs less than a search for
+// each chunk.
+__device__ inline void MoveTo(const Table& table, int number, Chunk& chunk) {
+  int t = chunk.tensor;
+  while (t + 1 < table.tensors && table.first[t + 1] <= number) ++t;
+  chunk.tensor = t;
+  chunk.begin = (number - table.first[t]) * (i64)CHUNK;
+  const i64 left = table.elements[t] - chunk.begin;
+  chunk.count = left < CHUNK ? (int)left : CHUNK;
 }
+
+// True where packs from `p` on may be moved by whole words, in a chunk without an end.
+__device__ inline bool OnWord(const void* p) { return (u64)p % 16 == 0; }
+
+// N elements side by side, as many as fill words of 16 bytes. Which thread has which elements does
+// not depend on how they are moved, and so the order of sums does not either.
+template <typename T, int N> struct Pack {
+  static constexpr int kWords = sizeof(T) * N / 16;
+  T v[N];
+
+  __device__ void LoadWords(const T* p) {
+    uint4 words[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] = ((const uint4*)p)[w];
+    memcpy(v, words, sizeof v);
+  }
+  // As memory that is read much later. A plain store of a word might be compiled into four.
+  __device__ void StoreWords(T* p) const {
+    uint4 words[kWords];
+    memcpy(words, v, sizeof v);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) __stcs((uint4*)p + w, words[w]);
+  }
+  // Anywhere, of which only `left` elements are there; zeros are loaded for the others.
+  __device__ void LoadSome(const T* p, int left) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) v[k] = k < left ? p[k] : T();
+  }
+  __device__ void StoreSome(T* p, int left) const {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k < left) p[k] = v[k];
+  }
+};
 )";
 }
 
 CudaGrid CudaTensorTable::Grid(const CudaDevice& device) const {
-  const int64_t most = int64_t{16} * device.multiprocessors();
-  return {static_cast<unsigned>(std::clamp<int64_t>(chunks(), 1, most)), 256};
+  const int64_t most = int64_t{8} * device.multiprocessors();
+  return {static_cast<unsigned>(std::clamp<int64_t>(chunks(), 1, most)), kThreads};
 }
 
 }  // namespace caesura

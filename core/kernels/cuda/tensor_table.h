@@ -17,17 +17,19 @@ namespace caesura {
 class CudaTensorTable {
  public:
   static constexpr int64_t kChunk = 2048;
+  static constexpr unsigned kThreads = 256;  // of a block
   // `struct Table`, or more than it: 3072 bytes, of the 4096 that a kernel's arguments may have.
   using Words = std::array<int64_t, 384>;
 
   // Tables for tensors of these sizes with `addresses` each, in their order: as many as it takes,
   // since a kernel's arguments are of limited size. Empty tensors are in none.
   static std::vector<CudaTensorTable> Make(const std::vector<int64_t>& elements, int addresses);
-  // `struct Table`, the type of the argument, and the function TensorOf.
+  // `struct Table`, the type of the argument, with what finds a chunk in it and moves elements by
+  // 16 bytes. Kernels take it as `const __grid_constant__ Table`, of which threads make no copy.
   static std::string Source(int addresses);
 
   int64_t chunks() const { return numbers_[1]; }
-  // Threads for the chunks: blocks that may each take several.
+  // Blocks for the chunks, as many as a device runs at once: each takes several, in their order.
   CudaGrid Grid(const CudaDevice& device) const;
   // The argument with the addresses: address_of(tensor, k) is address `k` of a tensor, by its place
   // among `elements`.

@@ -34,8 +34,9 @@ constexpr char kUpdate[] = R"(
 struct Numbers { double written[6]; i64 fed[6]; i64 rate, flag, maximize, skip_nonfinite; };
 struct Step { double learning_rate; i64 number; double coefficients[6]; };
 
-extern "C" __global__ void update(const R* rates, const i64* number, const Q* scale_at, Table table,
-    Numbers numbers, unsigned* error, unsigned wrong_step) {
+extern "C" __global__ void __launch_bounds__(THREADS) update(const R* rates, const i64* number,
+    const Q* scale_at, const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
+    unsigned* error, unsigned wrong_step) {
   __shared__ Rule rule;
   __shared__ double scale;
   __shared__ int skip;
@@ -57,17 +58,47 @@ extern "C" __global__ void update(const R* rates, const i64* number, const Q* sc
   if (skip) return;
   const Rule own = rule;
   const C factor = (C)scale;
-  for (i64 chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
-    i64 begin, end;
-    const int tensor = TensorOf(table, chunk, &begin, &end);
-    S* p = (S*)table.at[0][tensor];
-    const S* g = (const S*)table.at[1][tensor];
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-      C parameter = Load(p + i), state[3];
-      for (int k = 0; k < Rule::kStates; ++k) state[k] = Load((S*)table.at[2 + k][tensor] + i);
-      own(parameter, (C)(Load(g + i) * factor), state);
-      Store(p + i, parameter);
-      for (int k = 0; k < Rule::kStates; ++k) Store((S*)table.at[2 + k][tensor] + i, state[k]);
+  // A parameter, its gradient, its states.
+  constexpr int kPack = 16 / sizeof(S), kArrays = 2 + Rule::kStates;
+  Chunk chunk = {};
+  for (int c = blockIdx.x; c < table.chunks; c += gridDim.x) {
+    MoveTo(table, c, chunk);
+    S* at[kArrays];
+    bool whole = chunk.count == CHUNK;
+#pragma unroll
+    for (int k = 0; k < kArrays; ++k) {
+      at[k] = (S*)table.at[k][chunk.tensor] + chunk.begin;
+      whole &= OnWord(at[k]);
+    }
+    for (int i = threadIdx.x * kPack; i < chunk.count; i += THREADS * kPack) {
+      const int left = chunk.count - i;
+      Pack<S, kPack> packs[kArrays];
+      if (whole) {
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k) packs[k].LoadWords(at[k] + i);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k) packs[k].LoadSome(at[k] + i, left);
+      }
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) {
+        C parameter = Load(packs[0].v + e), state[3];
+#pragma unroll
+        for (int k = 0; k < Rule::kStates; ++k) state[k] = Load(packs[2 + k].v + e);
+        own(parameter, (C)(Load(packs[1].v + e) * factor), state);
+        Store(packs[0].v + e, parameter);
+#pragma unroll
+        for (int k = 0; k < Rule::kStates; ++k) Store(packs[2 + k].v + e, state[k]);
+      }
+      if (whole) {
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k)
+          if (k != 1) packs[k].StoreWords(at[k] + i);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kArrays; ++k)
+          if (k != 1) packs[k].StoreSome(at[k] + i, left);
+      }
     }
   }
 }

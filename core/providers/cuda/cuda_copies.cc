@@ -24,13 +24,24 @@ const CopyWord& WidestWord(const DeviceCopy& copy) {
 }
 
 constexpr char kCopyAll[] = R"(
-extern "C" __global__ void copy_all(Table table) {
-  for (i64 chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
-    i64 begin, end;
-    const int tensor = TensorOf(table, chunk, &begin, &end);
-    const Word* from = (const Word*)table.at[0][tensor];
-    Word* to = (Word*)table.at[1][tensor];
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+extern "C" __global__ void __launch_bounds__(THREADS, 8) copy_all(
+    const __grid_constant__ Table table) {
+  constexpr int kAtOnce = 4;
+  Chunk chunk = {};
+  for (int number = blockIdx.x; number < table.chunks; number += gridDim.x) {
+    MoveTo(table, number, chunk);
+    const Word* from = (const Word*)table.at[0][chunk.tensor] + chunk.begin;
+    Word* to = (Word*)table.at[1][chunk.tensor] + chunk.begin;
+    for (int i = threadIdx.x; i < chunk.count; i += kAtOnce * THREADS) {
+      // All are on their way before the first is written, as the compiler could not arrange.
+      Word words[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (i + k * THREADS < chunk.count) words[k] = from[i + k * THREADS];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (i + k * THREADS < chunk.count) to[i + k * THREADS] = words[k];
+    }
   }
 }
 )";

@@ -45,13 +45,13 @@ class SampleGradient {
 
 // dx holds the softmax where `has_softmax`; otherwise it is worked out from log_prob.
 template <typename T>
-Status ScoreGradient(const LossSpec& s, int threads, KernelContext& context, bool has_softmax) {
+Status ScoreGradient(const LossSpec& s, int threads, KernelContext& context, bool has_softmax,
+                     T* dx) {
   using Acc = Accumulator<T>;
   const LossTargets<T> targets(s, context);
   RETURN_IF_ERROR(targets.Check());
   const SampleGradient<T> gradient(s, targets, context.Input<T>(0));
   const T* log_prob = context.Input<T>(1);
-  T* dx = context.Output<T>(0);
   ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1),
               [&](int64_t first, int64_t last) {
                 for (int64_t i = first; i < last; ++i) {
@@ -80,8 +80,16 @@ Status CreateCrossEntropyGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, scores, 2, 3));
   RETURN_IF_ERROR(CheckLossGradient(info, spec, 2));
   if (info.InputDType(0) != dtype) return info.Invalid("dLoss and log_prob of one dtype expected");
-  info.SetOutput(0, dtype, scores);
+  const auto out_dtype =
+      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  const bool narrows =
+      dtype == DType::kFloat32 && (out_dtype == DType::kFloat16 || out_dtype == DType::kBFloat16);
+  if (out_dtype != dtype && !narrows)
+    return info.Invalid("dtype: expected float16 or bfloat16 for float32 log-probabilities");
+  info.SetOutput(0, out_dtype, scores);
   const int64_t count = scores.elements();
+  // A narrow gradient is computed as a wide one, and then rounded: the bits of a cast after it.
+  const size_t wide = info.BookScratch(narrows ? static_cast<size_t>(count) * sizeof(float) : 0);
   DnnlCall exp;
   if (dtype == DType::kFloat32 && count >= 64) {
     Result<DnnlCall> made =
@@ -92,10 +100,15 @@ Status CreateCrossEntropyGrad(KernelInfo& info) {
   const int threads = info.threads();
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([=](KernelContext& context) {
-      if (exp.defined())
-        RETURN_IF_ERROR(exp.Run(context, {context.Input<T>(1), context.Output<T>(0)}));
-      return ScoreGradient<T>(spec, threads, context, exp.defined());
+    info.SetCompute([=](KernelContext& context) -> Status {
+      T* dx = narrows ? context.Scratch<T>(wide) : context.Output<T>(0);
+      if (exp.defined()) RETURN_IF_ERROR(exp.Run(context, {context.Input<T>(1), dx}));
+      RETURN_IF_ERROR(ScoreGradient<T>(spec, threads, context, exp.defined(), dx));
+      if constexpr (std::is_same_v<T, float>) {
+        if (out_dtype == DType::kFloat16) std::copy_n(dx, count, context.Output<Float16>(0));
+        if (out_dtype == DType::kBFloat16) std::copy_n(dx, count, context.Output<BFloat16>(0));
+      }
+      return {};
     });
   });
   return {};

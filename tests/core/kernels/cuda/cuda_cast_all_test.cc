@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "core/plan/device_constants.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
@@ -62,6 +63,16 @@ TEST_F(CudaCastAll, GivesTheCpusBits) {
       EXPECT_EQ(Operations("kernel cast_all") - before, 2u);
     }
     EXPECT_TRUE(SameBits(got, wanted));
+    // From addresses that are no multiples of 16.
+    Values off;
+    for (const RuntimeValue& feed : feeds) {
+      const Tensor& tensor = feed.tensor();
+      Tensor room = Tensor::Zeros(from, Shape{tensor.elements() + 1});
+      std::memcpy(room.data<char>() + DTypeSize(from), tensor.raw(), tensor.bytes());
+      room = CopyToDevice(room, *cuda).value();
+      off.push_back(Tensor(from, tensor.shape(), room.buffer(), DTypeSize(from)));
+    }
+    EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, off, {}, {cuda, cpu}), off), wanted));
   }
 }
 

@@ -2,10 +2,12 @@
 // Every elementwise op with a CUDA source gives the CPU's numbers, with and without broadcasting.
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <set>
 
 #include "core/kernels/cuda/element_source.h"
+#include "core/plan/device_constants.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
@@ -151,6 +153,35 @@ TEST_F(CudaElementwise, IsAsOnTheCpu) {
       if (skipped) continue;
       Compare(op, dtype, cuda, broadcasts && types != 1);
       ++types;
+    }
+  }
+}
+
+// Vectors of elements, with some left at the end, a value for all of a vector, and an input that
+// begins one element after an aligned address.
+TEST_F(CudaElementwise, MovesVectors) {
+  const auto cuda = Provider(), cpu = MakeCpuProvider(RegisterTrainingKernels);
+  struct {
+    const char* types;
+    Shape x, y;
+  } const cases[] = {{"(float[1027] x, float[1027] y)", {1027}, {1027}},
+                     {"(float[3, 5, 8] x, float[5, 1] y)", {3, 5, 8}, {5, 1}},
+                     {"(float[3, 5, 8] x, float[8] y)", {3, 5, 8}, {8}},
+                     {"(float[3, 5, 8] x, float y)", {3, 5, 8}, {}}};
+  for (const auto& c : cases) {
+    for (const char* nodes : {"z = Mul (x, y)", "h = Mul (x, y) z = Cast <to = 16> (h)",
+                              "a = Cast <to = 16> (x) b = Cast <to = 16> (y) z = Mul (a, b)"}) {
+      SCOPED_TRACE(std::string(c.types) + " " + nodes);
+      const auto graph = GraphOf(std::string(c.types) + " => (z) { " + nodes + " }");
+      const Values feeds = {Ramp(c.x), Ramp(c.y, 0.5f)};
+      const Values wanted = RunPlan(PlanOf(graph, feeds, {}, {cpu}), feeds);
+      EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, feeds, {}, {cuda, cpu}), feeds), wanted));
+      const Tensor& x = feeds[0].tensor();
+      const Tensor longer = Tensor::Zeros(DType::kFloat32, Shape{x.elements() + 1});
+      std::memcpy(longer.data<float>() + 1, x.raw(), x.bytes());
+      Values moved = feeds;
+      moved[0] = Tensor(x.dtype(), x.shape(), CopyToDevice(longer, *cuda).value().buffer(), 4);
+      EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, moved, {}, {cuda, cpu}), moved), wanted));
     }
   }
 }

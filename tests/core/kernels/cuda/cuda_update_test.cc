@@ -26,6 +26,15 @@ Tensor Random(DType dtype, int64_t count, std::mt19937& random, float least = -1
   return out;
 }
 
+// The tensor at an address that is no multiple of 16, on the provider's device.
+Tensor OffAWord(const Tensor& tensor, const ExecutionProvider& provider) {
+  const size_t size = DTypeSize(tensor.dtype());
+  Tensor room = Tensor::Zeros(tensor.dtype(), Shape{tensor.elements() + 1});
+  std::memcpy(room.data<char>() + size, tensor.raw(), tensor.bytes());
+  if (!provider.device().is_host()) room = CopyToDevice(room, provider).value();
+  return Tensor(tensor.dtype(), tensor.shape(), room.buffer(), size);
+}
+
 // Sizes around those of a chunk, and more tensors than one table holds.
 std::vector<int64_t> Sizes() {
   constexpr int64_t kChunk = 2048;  // of CudaTensorTable
@@ -38,7 +47,7 @@ class CudaUpdate : public StandinCuda {
  protected:
   // One update of fresh parameters and states, which then are the result.
   static Values Update(const std::string& op, const std::string& attributes, int states,
-                       DType dtype, const ProviderList& providers) {
+                       DType dtype, const ProviderList& providers, bool off_a_word = false) {
     auto graph = std::make_shared<Graph>("update");
     const std::vector<int64_t> sizes = Sizes();
     std::vector<Value*> inputs = {
@@ -60,7 +69,9 @@ class CudaUpdate : public StandinCuda {
           feeds.push_back(tensor);
           continue;
         }
-        if (!providers[0]->device().is_host()) tensor = CopyToDevice(tensor, *providers[0]).value();
+        if (off_a_word) tensor = OffAWord(tensor, *providers[0]);
+        else if (!providers[0]->device().is_host())
+          tensor = CopyToDevice(tensor, *providers[0]).value();
         inputs.push_back(graph->AddInitializer(name, tensor));
         options.parameters.push_back(inputs.back());
         parameters.Add(name, tensor);
@@ -125,6 +136,14 @@ TEST_F(CudaUpdate, RulesGiveTheCpusNumbers) {
   }
 }
 
+TEST_F(CudaUpdate, ParametersMayLieAnywhere) {
+  const auto cpu = MakeCpuProvider(RegisterTrainingKernels), cuda = Provider();
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Values wanted = Update("AdamWUpdate", "", 2, dtype, {cuda, cpu});
+    EXPECT_TRUE(SameBits(Update("AdamWUpdate", "", 2, dtype, {cuda, cpu}, true), wanted));
+  }
+}
+
 TEST_F(CudaUpdate, NormsOfManyTensors) {
   const auto cpu = MakeCpuProvider(RegisterTrainingKernels), cuda = Provider();
   auto graph = std::make_shared<Graph>("norm");
@@ -147,6 +166,9 @@ TEST_F(CudaUpdate, NormsOfManyTensors) {
     EXPECT_GE(Operations("kernel ") - before, 3u);  // a dtype each, and the root
   }
   ExpectClose(got, wanted, 1e-6);
+  EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, feeds, {}, {cuda, cpu}), feeds), got));
+  // The order of the sum does not depend on where the tensors lie.
+  for (RuntimeValue& feed : feeds) feed = OffAWord(feed.tensor(), *cuda);
   EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, feeds, {}, {cuda, cpu}), feeds), got));
 }
 
