@@ -280,7 +280,6 @@ Status CudaRows::Measure() {
   ahead_ = adds_ && items == vector_;
   const int64_t registers = 32 + items * (bytes * (ahead_ ? 2 : 1) + sums * 4) / 4;
   resident_ = std::clamp<int64_t>(kRegisters / (threads_ * registers), 1, 16);
-  if (const char* x = std::getenv("X_RES")) resident_ = std::clamp<int64_t>(std::atof(x) * resident_, 1, 2048 / threads_);
   return {};
 }
 

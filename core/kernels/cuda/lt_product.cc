@@ -132,6 +132,8 @@ Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& devic
       check(calls.MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
     };
     prefer(lt::kMaxWorkspaceBytes, kMaxWorkspace);
+    // Otherwise parts of the sums of a product of halves may be rounded to half precision.
+    prefer(lt::kReductionSchemes, static_cast<uint32_t>(lt::kInComputeType));
     for (const auto attribute :
          {lt::kMinAlignmentA, lt::kMinAlignmentB, lt::kMinAlignmentC, lt::kMinAlignmentD})
       prefer(attribute, i == 0 ? kVectorBytes : static_cast<uint32_t>(out.element_bytes_));

@@ -270,6 +270,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
   Algorithm algorithm;
   algorithm.magic = kMagic;
   algorithm.workspace = std::min<std::uint64_t>(wish.most_workspace, 4096);
+  constexpr std::uint32_t kInTypeOfD =
+      CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  algorithm.rounds_parts = (wish.reductions & kInTypeOfD) != 0 && product.k >= 512;
   algorithm.align_a = Useful(wish.align_a, product.a);
   algorithm.align_b = Useful(wish.align_b, product.b);
   algorithm.align_c = Useful(wish.align_c, product.c);
@@ -315,6 +318,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       !IsAligned(at_d, Useful(algorithm.align_d, p.d))) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
+  p.rounds_parts = algorithm.rounds_parts != 0;
   p.at_a = at_a;
   p.at_b = at_b;
   p.at_c = at_c;

@@ -40,6 +40,9 @@ static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
 struct Algorithm {
   std::uint64_t magic = 0, workspace = 0;
   std::uint32_t align_a = 1, align_b = 1, align_c = 1, align_d = 1;
+  /// Where the preferences allow it: parts of sums are rounded to the type of D before they are
+  /// added up, as cuBLASLt 13.1 does on an H100.
+  std::uint32_t rounds_parts = 0;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 inline constexpr std::uint64_t kMagic = 0x6361657375726121;
@@ -48,6 +51,7 @@ inline constexpr std::uint64_t kMagic = 0x6361657375726121;
 struct Product {
   Description description;
   Layout a, b, c, d;
+  bool rounds_parts = false;
   const void *at_a = nullptr, *at_b = nullptr, *at_c = nullptr;
   void* at_d = nullptr;
   double alpha = 1, beta = 0;

@@ -130,6 +130,12 @@ double Dot(const double* a, const double* b, std::uint64_t count) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+double Rounded(int type, double value) {
+  alignas(8) char room[8];
+  Write(room, type, 0, value);
+  return Read(room, type, 0);
+}
+
 // What lies between the product and D, for one element.
 double Epilogue(const Product& p, double value, std::uint64_t row, std::uint64_t column,
                 const void* bias, void* aux) {
@@ -243,7 +249,16 @@ void Compute(const Product& p) {
     std::vector<double> gradient(p.bias_length());
     for (std::uint64_t row = 0; row < p.m; ++row) {
       for (std::uint64_t column = 0; column < p.n; ++column) {
-        double value = alpha * Dot(&a[row * p.k], &b[column * p.k], p.k);
+        const double *left = &a[row * p.k], *right = &b[column * p.k];
+        double value = 0;
+        if (p.rounds_parts) {
+          const std::uint64_t half = p.k / 2;
+          for (const double part :
+               {Dot(left, right, half), Dot(left + half, right + half, p.k - half)})
+            value += alpha * Rounded(p.d.type, part);
+        } else {
+          value = alpha * Dot(left, right, p.k);
+        }
         if (beta != 0) value += beta * Read(c, p.c.type, Index(p.c, row, column));
         value = Epilogue(p, value, row, column, bias, aux);
         if (p.Has(kBiasGradient)) gradient[row] += value;
