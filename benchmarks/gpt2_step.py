@@ -69,7 +69,8 @@ def main() -> int:
             print(f"first step: {time.perf_counter() - begin:.1f} s, loss {loss:.5f}", flush=True)
         if i >= untimed:
             times.append(1e3 * (time.perf_counter() - begin))
-    print(json.dumps({"system": f"torch.compile, {given.compile}" if given.compile else "PyTorch eager", "version": torch.__version__, "precision": given.precision,
+    system = f"torch.compile, {given.compile}" if given.compile else "PyTorch eager"
+    print(json.dumps({"system": system, "version": torch.__version__, "precision": given.precision,
                       "batch": given.batch, "time": given.time, "milliseconds": statistics.median(times), "fastest": min(times),
                       "slowest": max(times), "tokens_per_second": 1e3 * given.batch * given.time / statistics.median(times),
                       "loss": loss}))

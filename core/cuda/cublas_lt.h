@@ -33,12 +33,12 @@ enum MatrixLayoutAttribute : int {
   kLayoutBatchCount = 5,
   kLayoutBatchStride = 6,
 };
-// How the parts of long sums are added up: kept in the type that sums have.
+// The ways to add up parts of long sums. In the compute type no part is rounded.
 enum ReductionScheme : uint32_t { kInComputeType = 2 };
 enum PreferenceAttribute : int {
   kMaxWorkspaceBytes = 1,
   kReductionSchemes = 3,  // a mask of ReductionScheme
-  kMinAlignmentA = 5,  // in bytes, as those of B, C and D
+  kMinAlignmentA = 5,     // in bytes, as those of B, C and D
   kMinAlignmentB = 6,
   kMinAlignmentC = 7,
   kMinAlignmentD = 8,

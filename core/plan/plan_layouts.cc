@@ -16,8 +16,8 @@ constexpr size_t kLarge = size_t{1} << 20;
 constexpr size_t kRowAlignment = 128;
 constexpr size_t kNeededAlignment = 16;
 
-// What the readers of a value do with gaps between its rows; those that look at the same bytes
-// (Reshape) do what their own readers do.
+// The readers of a value, and gaps between its rows. Readers that look at the same bytes (Reshape)
+// do as their own readers do.
 struct Reading {
   bool takes = true;   // all of them take gaps
   bool gains = false;  // one of them is faster

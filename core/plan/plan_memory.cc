@@ -147,7 +147,7 @@ Status AssignOffsets(PlanData& plan, int device) {
     arena.blocks.push_back({step.device == device ? step.scratch_bytes : 0, s, s});
   }
   plan.arenas.push_back(PlanMemory(arena.blocks, plan.options.reuse_memory,
-                                    device == 0 ? kBufferAlignment : kDeviceAlignment));
+                                   device == 0 ? kBufferAlignment : kDeviceAlignment));
   for (size_t id = 1; id < plan.buffers.size(); ++id) {
     if (arena.of[id] >= 0)
       plan.buffers[id].offset = arena.blocks[arena.of[id]].offset + arena.inside[id];

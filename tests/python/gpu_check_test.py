@@ -59,7 +59,7 @@ def test_a_stage_ends_at_its_limit(tmp_path):
     spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/gpu_check.py")
     gpu_check = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gpu_check)
-    check = gpu_check.Check(tmp_path, tmp_path, tmp_path, 60, None)
+    check = gpu_check.Check(tmp_path, tmp_path, tmp_path, 60, [], None)
     say = [sys.executable, "-c", "print('{\"answer\": 42}')"]
     check.stage("slow", 1.5, check.commands(say, [sys.executable, "-c", "import time; time.sleep(1000)"]))
     check.stage("fast", 50, check.commands(say))

@@ -24,8 +24,8 @@ inline bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DT
 // The names of an element's type in memory ("bf16") and in a thread ("float").
 const char* CudaStorageType(DType dtype);
 const char* CudaComputeType(DType dtype);
-// What the address of that many elements must be a multiple of, so that LoadVector and StoreVector
-// of the prelude move them as a whole.
+// The alignment of an address at which LoadVector and StoreVector of the prelude move that many
+// elements as a whole.
 size_t CudaVectorAlignment(DType dtype, int64_t elements);
 // `value` as a literal of the dtype's compute type, with all its bits.
 std::string CudaLiteral(DType dtype, double value);

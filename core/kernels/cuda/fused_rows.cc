@@ -18,7 +18,7 @@ namespace caesura {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024, kMaxItems = 32, kMaxVector = 4;
-// What a thread may hold of a row that one warp takes: two thirds of its registers.
+// A thread of a warp that takes a whole row holds at most this of it: two thirds of its registers.
 constexpr int64_t kWarpBytes = 170 * 4;
 constexpr int64_t kRegisters = 65536;  // of a multiprocessor
 // Blocks are added up in groups: a counter a group, and one for the groups.
@@ -131,8 +131,8 @@ class CudaRows {
     int output;
     size_t scratch;
   };
-  // What the kernel reads or writes, with the address that it must be a multiple of so that
-  // vectors of it move as a whole.
+  // A tensor that the kernel reads or writes, with the alignment at which vectors of it move as a
+  // whole.
   struct Operand {
     int index;
     size_t alignment;

@@ -117,7 +117,7 @@ extern "C" __global__ void sort_indices(const I* indices, Place* sorted, R* numb
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const R own = blockIdx.x * (blockDim.x / 32) + warp, last_bits = ((R)1 << class_bits) - 1;
   const i64 own_rows = (dim + last_bits) >> class_bits;
-  // Of each row in the class: how many indices it has; then, where its next one goes.
+  // Counters, one a row of the class: its indices; then, the place of its next one.
   R* next = own_rows <= NEAR ? near_numbers + warp * NEAR : numbers + own * own_rows;
   for (i64 s = lane; s < own_rows; s += 32) next[s] = 0;
   __syncwarp();

@@ -177,7 +177,7 @@ CudaGrid GridOf(const CudaDevice& device, const LossSpec& spec, unsigned most) {
           threads};
 }
 
-// How many columns a thread reads at once: at most 16, and few past the row's end.
+// The columns that a thread reads at once: at most 16, and few past the row's end.
 int64_t ColumnsAtOnce(int64_t classes, int64_t threads) {
   const int64_t all = (classes + threads - 1) / threads, times = (all + 15) / 16;
   return (all + times - 1) / times;
@@ -241,7 +241,7 @@ Status CreateLoss(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
   if (softmax) info.SetOutput(1, dtype, info.InputShape(0));
   const size_t bytes = static_cast<size_t>(spec.samples()) * sizeof(double);
   const size_t losses = info.BookScratch(bytes), weights = info.BookScratch(bytes);
-  // Of blocks that large a multiprocessor runs one or two at once, and the cache holds their rows
+  // A multiprocessor runs one or two blocks of that size at once, and the cache holds their rows
   // until they are read again.
   const CudaGrid grid = GridOf(*device, spec, 1024);
   const Places places =

@@ -178,7 +178,7 @@ bool AreMultiples(const StridedWalk& walk, int64_t wide) {
                                            [&](int64_t stride) { return stride % wide == 0; });
 }
 
-// How the elements are spread over threads.
+// The way in which elements are spread over threads.
 struct Spread {
   static constexpr int64_t kThreads = 256;
   bool columns;

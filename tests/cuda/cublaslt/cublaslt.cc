@@ -110,7 +110,7 @@ bool IsAligned(const void* pointer, std::uint32_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// Of a pointer, as far as an algorithm makes use of it.
+// The alignment of a pointer, as far as an algorithm makes use of it.
 std::uint32_t Useful(std::uint32_t alignment, const Layout& layout) {
   return std::clamp<std::uint32_t>(alignment, static_cast<std::uint32_t>(Bytes(layout.type)), 16);
 }

@@ -115,7 +115,7 @@ TEST_F(CudaRowSums, OfVectors) {
   }
 }
 
-// Of 2304 columns a part is in the threads that have it in the whole row; of the others none is.
+// A third of 2304 columns is in the same threads as in the whole row; other parts are not.
 TEST_F(CudaRowSums, PartsOfRows) {
   for (int columns : {4, 130, 768, 1024}) {
     SCOPED_TRACE(std::to_string(columns) + " columns a part");

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Of [-dim, dim), a third of them equal.
+// Indices in [-dim, dim), a third of them equal.
 Tensor Indices(DType dtype, int64_t count, int64_t dim, std::mt19937& random) {
   Tensor out = Tensor::Zeros(dtype, Shape{count});
   DispatchDType<int32_t, int64_t>(dtype, [&](auto tag) {

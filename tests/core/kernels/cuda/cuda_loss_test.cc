@@ -32,7 +32,7 @@ class CudaLoss : public StandinCuda {
           tensor.data<T>()[i] = static_cast<T>(least + scale * static_cast<float>(random() % 1001));
         for (size_t i = 0; i < c.special.size() && &tensor == &x; ++i) {
           const auto row = static_cast<int64_t>(i) * c.scores[1];
-          // Of one value only, or one score in the midst of it.
+          // A row of one value, or a row with one such score in the midst.
           if (c.special[i] == -INFINITY)
             std::fill_n(tensor.data<T>() + row, c.scores[1], T(-INFINITY));
           else tensor.data<T>()[row + c.scores[1] / 2] = static_cast<T>(c.special[i]);

@@ -55,7 +55,7 @@ class CudaReduction : public StandinCuda {
                             : dtype == DType::kFloat16 ? 2e-3
                                                        : 1e-2;
     const std::vector<double> a = got->ToVector<double>(), b = wanted->ToVector<double>();
-    // Of numbers about 1, as many as meet in one.
+    // The tolerance grows with the number of terms about 1.
     const double size = static_cast<double>(x.elements()) / std::max<size_t>(b.size(), 1);
     for (size_t i = 0; i < a.size(); ++i) {
       if (std::isinf(b[i])) EXPECT_EQ(a[i], b[i]);
