@@ -245,10 +245,10 @@ class KernelInfo {
     if (i < output_count()) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
   }
   // Books scratch memory for each call; returns the handle for KernelContext::Scratch. Contents are
-  // undefined. On a device it begins at a multiple of kDeviceAlignment.
+  // undefined. On a device the first one begins at a multiple of kDeviceAlignment.
   size_t BookScratch(size_t bytes) {
     const size_t offset = scratch_bytes_;
-    scratch_bytes_ += (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    scratch_bytes_ += (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
     return offset;
   }
   // Output i is input 0's bytes under layouts[i] (absolute: the input's own layout is in it). The

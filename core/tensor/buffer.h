@@ -28,7 +28,7 @@ struct Device {
 
 // Buffers are aligned to this, and every offset that a memory plan gives out is a multiple of it.
 inline constexpr size_t kBufferAlignment = 64;
-// The same of devices other than the host, and of scratch memory: cuBLASLt wants it of workspaces.
+// The same on devices other than the host.
 inline constexpr size_t kDeviceAlignment = 256;
 
 // A range of bytes. Freed by the deleter when the last shared_ptr goes, on whichever thread that

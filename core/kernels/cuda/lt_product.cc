@@ -12,6 +12,8 @@ namespace lt = cublas_lt;
 
 // NVIDIA recommends this from Hopper on.
 constexpr uint64_t kMaxWorkspace = 32 << 20;
+// cuBLASLt 13.1 refuses others.
+constexpr uintptr_t kWorkspaceAlignment = 256;
 // Buffers of plans have it; views and a caller's tensors may not.
 constexpr uint32_t kVectorBytes = 16;
 
@@ -158,7 +160,8 @@ Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& devic
                     std::to_string(batches.elements) + " of them" + (spec.bias ? ", a bias" : "") +
                     ": " + tell(descriptors->algorithms[0]) +
                     "; unaligned: " + tell(descriptors->algorithms[1]));
-  out.workspace_ = info.BookScratch(out.workspace_bytes_);
+  // Scratch is aligned to less than the workspace.
+  out.workspace_ = info.BookScratch(out.workspace_bytes_ + kWorkspaceAlignment - kBufferAlignment);
   out.descriptors_ = std::move(descriptors);
   out.spec_ = std::move(spec);
   return out;
@@ -179,6 +182,8 @@ Status LtProduct::Run(KernelContext& context, const void* a, const void* b, void
         descriptors_->product, lt::kDescBiasPointer, &bias, sizeof bias);
     if (status != lt::kSuccess) return Internal("cuBLASLt takes no bias");
   }
+  const auto scratch = reinterpret_cast<uintptr_t>(context.Scratch<void>(workspace_));
+  const uintptr_t workspace = (scratch + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
   for (const Place& place : places_) {
     const void* left = static_cast<const char*>(a) + place.a * element_bytes_;
     const void* right = static_cast<const char*>(b) + place.b * element_bytes_;
@@ -196,7 +201,7 @@ Status LtProduct::Run(KernelContext& context, const void* a, const void* b, void
         doubles ? static_cast<const void*>(&wide_alpha) : &alpha, right, descriptors_->a, left,
         descriptors_->b, doubles ? static_cast<const void*>(&wide_beta) : &beta, added,
         descriptors_->c, result, descriptors_->c, &chosen.algorithm,
-        context.Scratch<void>(workspace_), chosen.workspace_bytes, device_->stream());
+        reinterpret_cast<void*>(workspace), chosen.workspace_bytes, device_->stream());
     if (status != lt::kSuccess) {
       return Status(StatusCode::kProviderFailure,
                     "cublasLtMatmul failed: status " + std::to_string(status));

@@ -143,8 +143,8 @@ TEST(KernelInfos, ScratchIsBookedInAlignedPieces) {
   OneNode one("Op");
   KernelInfo info = one.Info();
   EXPECT_EQ(info.BookScratch(1), 0u);
-  EXPECT_EQ(info.BookScratch(300), kDeviceAlignment);
-  EXPECT_EQ(info.scratch_bytes(), 3 * kDeviceAlignment);
+  EXPECT_EQ(info.BookScratch(100), kBufferAlignment);
+  EXPECT_EQ(info.scratch_bytes(), 3 * kBufferAlignment);
   info.SetOutput(7, DType::kFloat32, Shape{});  // absent outputs are ignored
   EXPECT_FALSE(info.HasInput(3));
   EXPECT_TRUE(info.HostInts(3).empty());
