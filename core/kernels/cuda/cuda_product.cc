@@ -38,7 +38,7 @@ void FoldBatch(GemmSpec& spec) {
 // extent is a product of its own.
 constexpr int64_t kUnit = 8, kLargeExtent = 1024;
 
-// Where an extent is divided; its end where it is not.
+// The first of the two parts of an extent; all of it where it is not divided.
 int64_t Division(int64_t extent) {
   return extent >= kLargeExtent ? extent / kUnit * kUnit : extent;
 }

@@ -67,7 +67,7 @@ struct Exponentials {
     C next = most;
 #pragma unroll
     for (int k = 0; k < AT_ONCE; ++k) next = ExtremeMax(next, x.v[k]);
-    // Where all are -infinity there is nothing to sum yet.
+    // There is nothing to sum yet where all are -infinity.
     const C shift = next == -INFINITE ? (C)0 : next;
     sum *= EXP(most - shift);
 #pragma unroll
@@ -183,8 +183,8 @@ int64_t ColumnsAtOnce(int64_t classes, int64_t threads) {
   return (all + times - 1) / times;
 }
 
-// Where the scores of a sample lie in what is read and in what is written: the first of them, and
-// the distance from class to class.
+// The places of a sample's scores in what is read and in what is written: of the first one, and the
+// distance from class to class.
 struct Places {
   StridedWalk samples;
   std::array<int64_t, 2> strides;

@@ -40,8 +40,8 @@ static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
 struct Algorithm {
   std::uint64_t magic = 0, workspace = 0;
   std::uint32_t align_a = 1, align_b = 1, align_c = 1, align_d = 1;
-  /// Where the preferences allow it: parts of sums are rounded to the type of D before they are
-  /// added up, as cuBLASLt 13.1 does on an H100.
+  /// Parts of sums are rounded to the type of D before they are added up, where the preferences
+  /// allow it: cuBLASLt 13.1 does so on an H100.
   std::uint32_t rounds_parts = 0;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
