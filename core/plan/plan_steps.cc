@@ -3,6 +3,7 @@
 // yield.
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_creation.h"
@@ -78,11 +79,13 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
   if (TryViews(plan, draft, info, def)) return {};
   std::vector<Layout> layouts = ChooseLayouts(plan, draft, info, def);
   KernelInfo* made = &info;
-  KernelInfo with_gaps(*draft.node, draft.infos, plan.data.threads);
-  with_gaps.set_output_layouts(layouts);
-  const bool dense = std::all_of(layouts.begin(), layouts.end(), std::mem_fn(&Layout::dense));
-  if (!dense && CreateKernel(def, with_gaps).ok()) made = &with_gaps;
-  else layouts.assign(layouts.size(), Layout());
+  std::optional<KernelInfo> with_gaps;
+  if (!std::all_of(layouts.begin(), layouts.end(), std::mem_fn(&Layout::dense))) {
+    with_gaps.emplace(*draft.node, draft.infos, plan.data.threads);
+    with_gaps->set_output_layouts(layouts);
+    if (CreateKernel(def, *with_gaps).ok()) made = &*with_gaps;
+    else layouts.assign(layouts.size(), Layout());
+  }
   Step step;
   ASSIGN_OR_RETURN(const bool computes, AssignBuffers(plan, draft, *made, def, layouts, step));
   if (!computes) {
