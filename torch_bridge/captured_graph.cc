@@ -13,6 +13,7 @@
 #include "torch_bridge/aten_call.h"
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/checked.h"
+#include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/kernels/training_ops.h"
 #include "training/parameters.h"
@@ -91,7 +92,7 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
       RegisterAtenKernels(registry);
     });
   };
-  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), provider, /*threads=*/0)),
+  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), gpu_, provider, /*threads=*/0)),
             std::nullopt};
   step.reads = std::move(reads);
   step.writes = std::move(writes);
@@ -193,11 +194,12 @@ void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes,
   Add(std::move(step));
 }
 
-void CapturedGraph::RunProgram(const Step& step, Progress& progress) {
+void CapturedGraph::RunProgram(const Step& step, Progress& progress) const {
   Values& values = progress.values;
   ProfiledSteps profiled;
   std::vector<ExecutionObserver*> observers;
   if (at::hasCallbacks()) observers = {&profiled};
+  if (gpu_) Checked(WaitForTorch(*gpu_));
   RunResult run;
   if (step.is_part) {
     TORCH_CHECK(progress.program, "a program has fewer yields than parts");
@@ -205,6 +207,7 @@ void CapturedGraph::RunProgram(const Step& step, Progress& progress) {
   } else {
     run = StartProgram(step, values, std::move(observers));
   }
+  if (gpu_) Checked(TorchWaits(*gpu_));
   TORCH_CHECK(run.status.ok(), run.status.message());
   const std::vector<RuntimeValue>& results = run.values;
   TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
@@ -214,8 +217,15 @@ void CapturedGraph::RunProgram(const Step& step, Progress& progress) {
     for (int64_t i : step.reads) progress.program_reads.push_back(VersionOf(values[i]));
   }
   progress.program = std::move(run.suspended);
-  for (size_t k = 0; k < results.size(); ++k)
-    values[step.writes[k]] = Checked(ToTorch(results[k].tensor()));
+  for (size_t k = 0; k < results.size(); ++k) {
+    const Tensor& result = results[k].tensor();
+    if (!gpu_) {
+      values[step.writes[k]] = Checked(ToTorch(result));
+      continue;
+    }
+    const at::Tensor made = Checked(ToTorch(LentToTorch(result, gpu_)));
+    values[step.writes[k]] = made.to(TorchDeviceOf(gpu_->device()).value());
+  }
 }
 
 RunResult CapturedGraph::StartProgram(const Step& step, const Values& values,

@@ -46,8 +46,10 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // Tensors, ints, and tuples of them, by number.
   using Values = std::vector<c10::IValue>;
 
-  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters)
-      : counters_(std::move(counters)) {
+  // gpu: the provider of all programs, where their tensors are on a GPU; null: on the host.
+  CapturedGraph(int64_t value_count, c10::intrusive_ptr<CallCounters> counters,
+                std::shared_ptr<const ExecutionProvider> gpu = nullptr)
+      : counters_(std::move(counters)), gpu_(std::move(gpu)) {
     TORCH_CHECK(value_count >= 0 && value_count < (1 << 24), "a graph of ", value_count, " values");
     constants_.resize(value_count);
   }
@@ -122,7 +124,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };
   void Add(Step step);
-  static void RunProgram(const Step& step, Progress& progress);
+  void RunProgram(const Step& step, Progress& progress) const;
   static caesura::RunResult StartProgram(const Step& step, const Values& values,
                                          std::vector<ExecutionObserver*> observers);
   static void RunOperator(const Step& step, Values& values);
@@ -131,6 +133,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
 
   Values constants_;
   c10::intrusive_ptr<CallCounters> counters_;
+  std::shared_ptr<const ExecutionProvider> gpu_;
   std::vector<Step> steps_;
   int64_t cut_count_ = 0;
 };

@@ -10,8 +10,10 @@
 
 namespace caesura::torch {
 
-// Returns what `result` holds. A failure becomes the exception that callers of LibTorch expect
-// (c10::Error).
+// A failure becomes the exception that callers of LibTorch expect (c10::Error).
+inline void Checked(const Status& status) { TORCH_CHECK(status.ok(), status.message()); }
+
+// Returns what `result` holds; fails in the same way.
 template <typename T>
 T Checked(Result<T> result) {
   TORCH_CHECK(result.ok(), result.status().message());

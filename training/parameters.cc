@@ -35,7 +35,8 @@ std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool 
 }
 
 Result<std::unique_ptr<Program>> OpenCaptured(Model model,
-                                              const ProviderFallback::MakeProvider& make_provider,
+                                              std::shared_ptr<const ExecutionProvider> gpu,
+                                              const ProviderFallback::MakeProvider& make_cpu,
                                               int threads) {
   // Without schemas the values after such ops would have no shapes, and would not be fused.
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
@@ -45,7 +46,13 @@ Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                  return passes;
                                })};
   options.plan.threads = threads;
-  auto fallback = std::make_shared<ProviderFallback>(ProviderList{make_provider()}, make_provider);
+  ProviderList providers;
+  if (gpu != nullptr) {
+    options.plan.fetch_devices.assign(model.graph->outputs().size(), std::nullopt);
+    providers.push_back(std::move(gpu));
+  }
+  providers.push_back(make_cpu());
+  auto fallback = std::make_shared<ProviderFallback>(std::move(providers), make_cpu);
   return Program::Create(std::move(model), std::move(fallback), std::move(options));
 }
 

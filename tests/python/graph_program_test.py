@@ -110,7 +110,7 @@ from caesura import _core
 model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]>
     g (float[1,2,8,4] q) => (float[1,2,8,4] y) {
         a, past, present, scores, lse = ai.caesura.AttentionTraining (q, q, q) s = Sigmoid (a) y = Mul (a, s) }''')
-print(_core.Program(model.SerializeToString(), 1).plan([torch.zeros(1, 2, 8, 4)])[0])
+print(_core.Program(model.SerializeToString(), 1, None).plan([torch.zeros(1, 2, 8, 4)])[0])
 """
     plan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"compute \[(\S+)", plan) == ["ai.caesura::AttentionTraining", "ai.caesura::FusedRows"]

@@ -43,6 +43,10 @@ class StandinCuda:
     def host_waits(self) -> int:
         return self._driver.standin_host_waits()
 
+    def fail(self, function: str, n: int, error: int):
+        """Makes the n-th call from now of the driver's function fail (1: the next)."""
+        self._driver.standin_fail(function.encode(), n, error)
+
     def reports(self) -> list:
         return [self._driver.standin_report(i).decode() for i in range(self._driver.standin_report_count())]
 

@@ -6,6 +6,7 @@
 
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
+#include "core/providers/cuda/cuda_provider.h"
 #include "core/runtime/subgraph.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/parameters.h"
@@ -15,11 +16,19 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
+// A GPU that has tensors of PyTorch's, for programs that run there.
+struct Gpu {
+  explicit Gpu(const ProviderOptions& options)
+      : provider(ProvidersOf({{kCudaProviderName, options}}).front()) {}
+  std::shared_ptr<const ExecutionProvider> provider;
+};
+
 class Program {
  public:
-  Program(nb::bytes model, int threads) {
+  Program(nb::bytes model, int threads, const Gpu* gpu) {
     auto parsed = Unwrap(ReadModelBytes(std::string_view(model.c_str(), model.size())));
-    graph_ = Unwrap(OpenCaptured(std::move(parsed), CpuProvider, threads));
+    graph_ = Unwrap(OpenCaptured(std::move(parsed), gpu == nullptr ? nullptr : gpu->provider,
+                                 CpuProvider, threads));
   }
 
   // Runs through all yields; gives what they hand out, then the graph's outputs.
@@ -75,8 +84,13 @@ class Program {
 // Where programs run: tells what could not.
 class Kernels {
  public:
+  explicit Kernels(const Gpu* gpu) {
+    if (gpu != nullptr) gpu_ = gpu->provider;
+    if (gpu_) providers_.insert(providers_.begin(), gpu_);
+  }
+
   // Why the model, with inputs of these shapes (or of these values, where they are ints), has no
-  // plan; "" where it has one.
+  // plan, or, on a GPU, none that runs there as a whole; "" where it has one.
   std::string Problem(nb::bytes bytes, const nb::list& inputs) const {
     auto model = ReadModelBytes(std::string_view(bytes.c_str(), bytes.size()));
     if (!model.ok()) return model.status().message();
@@ -89,27 +103,54 @@ class Kernels {
         feed = FeedSpec::Of(RuntimeValue(Tensor::Scalar(nb::cast<int64_t>(input))));
         feed.value = Tensor::Scalar(nb::cast<int64_t>(input));
       } else {
+        feed.device = gpu_ ? gpu_->device() : Device{};
         feed.dtype = model->graph->inputs()[feeds.size() - 1]->dtype();
         feed.shape = Shape(nb::cast<std::vector<int64_t>>(input));
       }
     }
-    auto plan =
-        ExecutionPlan::Create(model->graph, feeds, providers_, WithSubgraphs({}, providers_));
-    return plan.ok() ? "" : plan.status().message();
+    PlanOptions options;
+    options.fetch_devices.assign(model->graph->outputs().size(), std::nullopt);
+    auto made = ExecutionPlan::Create(model->graph, feeds, providers_,
+                                      WithSubgraphs(std::move(options), providers_));
+    if (!made.ok()) return made.status().message();
+    if (!gpu_) return "";
+    const ExecutionPlan& plan = **made;
+    for (const Step& step : plan.steps()) {
+      if (step.kind == Step::Kind::kCopy)
+        return step.node->op_type() + " has no kernel on " + gpu_->device().ToString();
+    }
+    for (const Yield::Item& item : plan.fetches()) {
+      const PlannedBuffer& buffer = plan.buffers()[plan.values()[item.value].buffer];
+      const bool constant = buffer.kind == PlannedBuffer::Kind::kConstant;
+      if (!constant && plan.devices()[item.device].device != gpu_->device())
+        return "its result is made on the host";
+    }
+    return "";
   }
 
  private:
+  std::shared_ptr<const ExecutionProvider> gpu_;
   ProviderList providers_ = {CpuProvider()};
 };
 
 }  // namespace
 
 void BindProgram(nb::module_& m) {
+  nb::class_<Gpu>(m, "Gpu")
+      .def(nb::init<const ProviderOptions&>())
+      .def_prop_ro("device", [](const Gpu& gpu) { return gpu.provider->device().ToString(); })
+      // The address of a shared_ptr for torch.classes.caesura.Graph to take over.
+      .def("share", [](const Gpu& gpu) {
+        return reinterpret_cast<int64_t>(new std::shared_ptr<const ExecutionProvider>(gpu.provider));
+      });
   nb::class_<Program>(m, "Program")
-      .def(nb::init<nb::bytes, int>())
+      .def(nb::init<nb::bytes, int, const Gpu*>(), nb::arg("model"), nb::arg("threads"),
+           nb::arg("gpu").none())
       .def("run", &Program::Run)
       .def("plan", &Program::Plan);
-  nb::class_<Kernels>(m, "Kernels").def(nb::init<>()).def("problem", &Kernels::Problem);
+  nb::class_<Kernels>(m, "Kernels")
+      .def(nb::init<const Gpu*>(), nb::arg("gpu").none())
+      .def("problem", &Kernels::Problem);
 }
 
 }  // namespace caesura::python

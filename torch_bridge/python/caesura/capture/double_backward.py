@@ -35,7 +35,7 @@ class Again:
     def describe(cls, forward, metadata) -> dict:
         """forward: the captured graph's GraphProgram, metadata: what AOT autograd says of it."""
         outputs = forward.results[len(metadata.mutated_inp_runtime_indices):metadata.num_forward]
-        drawing, refusal = devices_of(n for n in forward.graph.nodes if draws(n)), None
+        drawing, refusal = {d.type for d in devices_of(n for n in forward.graph.nodes if draws(n))}, None
         if _reads_what_it_writes(forward, metadata.mutated_inp_runtime_indices, outputs):
             refusal = "whose outputs depend on a buffer that it writes to"
         elif drawing - {"cpu"}:
@@ -46,7 +46,7 @@ class Again:
             "taking": [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward],
             "random": "cpu" in drawing,
             "refusal": refusal,
-            "devices": sorted({"cpu"} | devices_of(forward.placeholders)),
+            "devices": sorted({"cpu"} | {d.type for d in devices_of(forward.placeholders)}),
         }
 
     @classmethod

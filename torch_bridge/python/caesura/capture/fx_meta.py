@@ -50,13 +50,13 @@ def storage_of(node):
 
 
 def devices_of(nodes) -> set:
-    """The types of the devices that the tensors of `nodes` lie on."""
+    """The devices that the tensors of `nodes` lie on."""
     devices = set()
     for node in nodes:
         value = node.meta.get("val")
         for part in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(part, torch.Tensor):
-                devices.add(part.device.type)
+                devices.add(part.device)
     return devices
 
 

@@ -18,6 +18,7 @@ from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
 from caesura.capture.fx_meta import VIEWS, describe
+from caesura.capture.gpu_attention import take_attention
 from caesura.capture.grouped_query_attention import take_unrepeated
 from caesura.capture.layout import lay_results
 from caesura.capture.ops.recurrent import by_layers
@@ -27,7 +28,8 @@ from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.reports import StrictError, fall_back
 from caesura.runtime.autograd_call import describe_call, open_call
-from caesura.runtime.graph_executor import GraphProgram
+from caesura.runtime.gpu import open_gpu
+from caesura.runtime.graph_executor import CPU, GraphProgram
 
 
 def apart(function):
@@ -37,16 +39,16 @@ def apart(function):
 
 
 class _Captured:
-    """The parts that AOT autograd hands over while it compiles a graph. away: whether the graph is on another
-    device."""
+    """The parts that AOT autograd hands over while it compiles a graph. device: whose kernels run. away: whether the graph
+    is on a device where all kernels are PyTorch's."""
 
     forward: Any = None
     backward: Any = None
     metadata: Any = None
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
-    def __init__(self, away):
-        self.away = away
+    def __init__(self, device, away):
+        self.device, self.away = device, away
 
     def compile_forward(self, module, example_inputs):
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
@@ -66,7 +68,7 @@ class _Captured:
     def _program(self, module, phase="", sources=()):
         module = module if self.away else in_pairs(module)
         with unset_fake_temporarily():  # the graph's constants are real
-            return GraphProgram(module, phase, sources)
+            return GraphProgram(module, phase, sources, self.device)
 
 
 def _boxed(get_program):
@@ -87,6 +89,12 @@ def _key(module, example_inputs):
         return None
 
 
+def _device_of(example_inputs) -> torch.device:
+    """The device that the graph's tensors are on, the CPU's scalars beside them left out."""
+    devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor) and value.device != CPU}
+    return min(devices, key=str, default=CPU)
+
+
 def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
@@ -101,9 +109,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if shared:  # AOT autograd's graph for it would be for such calls only
         fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
         return module.forward
-    # Another device's kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
-    away = any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in example_inputs)
-    captured, table = _Captured(away), {} if away else decompositions(TABLE)
+    device = _device_of(example_inputs)
+    # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
+    away = device != CPU and open_gpu(device)[0] is None
+    captured, table = _Captured(CPU if away else device, away), {} if away else decompositions(TABLE)
     hidden = hidden_writes(module.graph)
     key = None if hidden else _key(module, example_inputs)
     if key is not None:
@@ -116,7 +125,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
                                  inference_compiler=captured.compile_forward, decompositions=table,
                                  partition_fn=default_partition if away else partition)
     with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
-        as_it_is = away or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
+        if device != CPU and not away:
+            take_attention(module)
+        as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
         compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:

@@ -177,12 +177,12 @@ class Writer:
 
     # --- constants ---
     def constant(self, value, dtype: torch.dtype = torch.int64) -> Tensor:
-        """A constant of the graph from a number, a list or a CPU tensor; equal small ones are shared. A Scalar is an input."""
+        """A constant of the graph from a number, a list or a tensor; equal small ones are shared. A Scalar is an input."""
         if isinstance(value, Scalar):
             return self.cast(self.scalar(value), dtype)
         value = number(value)
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
-        tensor = tensor.detach().contiguous()
+        tensor = tensor.detach().cpu().contiguous()
         raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         key = (tensor.dtype, tuple(tensor.shape), raw) if len(raw) <= 1024 else None
         if key is None or key not in self._constants:

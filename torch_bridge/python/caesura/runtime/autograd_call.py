@@ -12,7 +12,8 @@ from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
 from caesura.capture.fx_meta import is_tensor
 from caesura.reports import collect_from
-from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
+from caesura.runtime.gpu import open_gpu
+from caesura.runtime.graph_executor import CPU, Cut, GraphProgram, RunStep
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
@@ -33,7 +34,8 @@ def describe_call(module, forward: GraphProgram, backward, metadata):
     if layout is None or graphs[0] is None or (graphs[1] is None) != (backward is None):
         return None
     problems = [p for program in (forward, backward) if program is not None for p in program.problems]
-    return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems}
+    return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems,
+            "device": str(forward.device)}
 
 
 watching = []  # lists that calls are noted in: (function, arguments, outputs)
@@ -46,7 +48,9 @@ def open_call(module, facts, decompositions):
     and the traced code, which the maker sets.
     """
     again = Again(module, facts["again"], decompositions)
-    graphs = [None if graph is None else _open_graph(graph) for graph in facts["graphs"]]
+    device = torch.device(facts["device"])
+    gpu = None if device == CPU else open_gpu(device)[0]
+    graphs = [None if graph is None else _open_graph(graph, gpu) for graph in facts["graphs"]]
     call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
     operation, _ = jit_operation(f"caesura::call_{again.key}")
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
@@ -213,8 +217,8 @@ def _describe_graph(program: GraphProgram):
     return {"values": len(number), "calls": calls}
 
 
-def _open_graph(facts):
-    graph = torch.classes.caesura.Graph(facts["values"], _counters())
+def _open_graph(facts, gpu):
+    graph = torch.classes.caesura.Graph(facts["values"], _counters(), gpu.share() if gpu else 0)
     for name, *arguments in facts["calls"]:
         if name not in ("add_constant", "add_program", "add_part", "add_cut", "add_operator", "add_size", "add_element"):
             raise ValueError(f"a graph has no {name}")

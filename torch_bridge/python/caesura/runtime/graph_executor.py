@@ -21,7 +21,9 @@ from caesura.lowering.importer import Importer
 from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
+from caesura.runtime.gpu import open_gpu
 
+CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 # Views that a program, too, makes at no cost, unless another reader sees their base.
@@ -47,9 +49,9 @@ class Program:
     Called with tensors and ints in the order of `inputs`, gives tensors in the order of `outputs` (FX nodes both).
     """
 
-    def __init__(self, parts, inputs, constants, phase):
-        """parts: that it runs in, with a yield after each but the last one."""
-        self.parts, self.inputs = parts, inputs
+    def __init__(self, parts, inputs, constants, phase, gpu):
+        """parts: that it runs in, with a yield after each but the last one. gpu: that it runs on; None: the CPU."""
+        self.parts, self.inputs, self.gpu = parts, inputs, gpu
         self.nodes = [n for part in parts for n in part.nodes]
         self.outputs = [n for part in parts for n in part.outputs]
         yields = [(part.nodes[-1], part.outputs, part.released) for part in parts[:-1]]
@@ -57,7 +59,7 @@ class Program:
 
     @functools.cached_property
     def _program(self):
-        return _core.Program(self.model.SerializeToString(), 0)
+        return _core.Program(self.model.SerializeToString(), 0, self.gpu)
 
     def __call__(self, values):
         return self._program.run(values)
@@ -80,16 +82,18 @@ class GraphProgram:
     """Runs an FX graph of ATen calls (functional, shapes known from its metadata).
 
     Nodes are sorted into levels. No call of PyTorch's stands between the supported calls of a level, so that they are
-    one program. Thread safety: calls from several threads at the same time are independent.
+    one program. Programs run on one device; calls on others are PyTorch's. Thread safety: calls from several threads at
+    the same time are independent.
 
     A backward is cut into parts: after each, the results that are then ready can be handed out, and whoever gets them may
     write to them and to the tensors that they are the gradients of. `parts` has the part of each result.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, phase: str = "", sources=()):
+    def __init__(self, module: torch.fx.GraphModule, phase: str = "", sources=(), device=CPU):
         """phase: as import_graph() takes it. sources: of a backward, the inputs of the forward (nodes of its graph) that
-        the results are the gradients of, in order."""
-        self.graph, self.phase = module.graph, phase
+        the results are the gradients of, in order. device: whose kernels run, the CPU's or a GPU's (gpu.open_gpu)."""
+        self.graph, self.phase, self.device = module.graph, phase, device
+        self.gpu = None if device == CPU else open_gpu(device)[0]
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
         lay_arguments(self.graph, VIEWS)  # what is left is of the caller's tensors, which PyTorch looks at
@@ -100,7 +104,7 @@ class GraphProgram:
         if len(sources) == len(self.results):
             self._find_touching(sources)
         self.problems = []  # what is left to PyTorch: (op, reason, place)
-        self._kernels, self._problems = _core.Kernels(), {}
+        self._kernels, self._problems = _core.Kernels(self.gpu), {}
         self.supported = self._find_supported(self.problems)
         self.steps = None
         while self.steps is None:
@@ -125,10 +129,10 @@ class GraphProgram:
                 if node.args[0] in supported:
                     supported.add(node)
                 continue
-            elsewhere = devices_of([node, *node.all_input_nodes]) - {"cpu"}
-            if elsewhere:
-                if node.target not in VIEWS:
-                    away.setdefault(min(elsewhere), node)
+            devices = devices_of([node, *node.all_input_nodes])
+            if not devices <= {self.device}:
+                if node.target not in _UNTOLD:
+                    away.setdefault(min(devices - {self.device}, key=str), node)
                 continue
             reason = self._refusal(node)
             if reason is None:
@@ -137,7 +141,8 @@ class GraphProgram:
                 reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
-            problems.append((f"all calls on {device}", "caesura's kernels are the CPU's", describe(node)))
+            why = "" if device == CPU else open_gpu(device)[1]
+            problems.append((f"all calls on {device}", why or f"the graph's kernels are those of {self.device}", describe(node)))
         return supported
 
     def _refusal(self, node):
@@ -274,7 +279,7 @@ class GraphProgram:
         used = self._with_views(self._reaching(nodes, outputs), inside)
         made = set(used)
         inputs = list(dict.fromkeys(s for n in used for s in n.all_input_nodes if s not in made and s.op != "get_attr"))
-        program = Program(self._parts(used, inputs, outputs), inputs, self.constants, self.phase)
+        program = Program(self._parts(used, inputs, outputs), inputs, self.constants, self.phase, self.gpu)
         part_of = {n: i for i, part in enumerate(program.parts) for n in part.outputs}
         for view in views:
             part_of[view] = max((part_of.get(n, 0) for n in view.all_input_nodes), default=0)

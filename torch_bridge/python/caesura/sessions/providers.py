@@ -30,7 +30,7 @@ def get_available_providers() -> list:
     return [CPU] + [TORCH] * torch_kernels.built() + [OPENVINO] * openvino
 
 
-def _with_cuda_libraries(options: dict) -> dict:
+def with_cuda_libraries(options: dict) -> dict:
     """The options with the files that NVIDIA's packages have installed beside Python, where the caller names none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [pathlib.Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
@@ -62,7 +62,7 @@ def named_providers(providers, provider_options) -> dict:
             if name in (CPU, TORCH, COUNTING) and (name, option) not in ((COUNTING, "memory_bytes"), (TORCH, "device")):
                 raise ValueError(f"provider {name} has no option '{option}'")
         given = {key: str(value) for key, value in options.items()}
-        named.setdefault(name, _with_cuda_libraries(given) if name == CUDA else given)
+        named.setdefault(name, with_cuda_libraries(given) if name == CUDA else given)
     named.setdefault(CPU, {})
     return named
 

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wrap, torch.compile and compile_step on modules whose tensors are on a GPU: our CUDA kernels, PyTorch's memory."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import caesura  # noqa: E402
+from caesura import torch_kernels  # noqa: E402
+
+if not torch_kernels.load():
+    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
+
+from standin_torch import DEVICE, cuda, stand_in  # noqa: E402, F401
+
+
+@pytest.fixture(autouse=True)
+def fresh(cuda):  # noqa: F811
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()
+
+
+class Gpt(torch.nn.Module):
+    """A small GPT: learned positions, causal attention, a tied output."""
+
+    def __init__(self, width=16, heads=2, vocabulary=20):
+        super().__init__()
+        self.heads = heads
+        self.tokens, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(8, width)
+        self.first, self.second = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.attend, self.join = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.widen, self.narrow = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, ids, labels):
+        rows, length = ids.shape
+        x = self.tokens(ids) + self.positions(torch.arange(length, device=ids.device))
+        q, k, v = (t.view(rows, length, self.heads, -1).transpose(1, 2) for t in self.attend(self.first(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.join(y.transpose(1, 2).reshape(rows, length, -1))
+        x = x + self.narrow(F.gelu(self.widen(self.second(x)), approximate="tanh"))
+        return F.cross_entropy((x @ self.tokens.weight.T).flatten(0, 1), labels.flatten())
+
+
+def batch(rows=2, length=6):
+    ids = torch.arange(rows * length).view(rows, length) * 7 % 20
+    return ids.to(DEVICE), ids.roll(-1, 1).to(DEVICE)
+
+
+def pair(module):
+    """Two copies of a module on the GPU."""
+    return copy.deepcopy(module).to(DEVICE), copy.deepcopy(module).to(DEVICE)
+
+
+def assert_gradients_equal(given, expected):
+    for (name, p), q in zip(expected.named_parameters(), given.parameters(), strict=True):
+        assert (q.grad is None) == (p.grad is None), name
+        if p.grad is not None:
+            assert q.grad.device == DEVICE
+            torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("route", ["wrap", "compile"])
+def test_a_gpt_trains_as_in_eager(cuda, route):  # noqa: F811
+    eager, other = pair(Gpt())
+    trained = caesura.wrap(other) if route == "wrap" else torch.compile(other, backend="caesura")
+    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (eager, other))
+    for _ in range(3):
+        expected, given = eager(*batch()), trained(*batch())
+        assert given.device == DEVICE
+        torch.testing.assert_close(given.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+        expected.backward()
+        given.backward()
+        assert_gradients_equal(other, eager)
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+    report = caesura.report()
+    assert report.kernel_calls > 0 and report.fallbacks == {}, report
+    assert cuda.operations("kernel ") > 0
+
+
+def test_another_stream_than_ours_is_kept_in_order(cuda):  # noqa: F811
+    cuda.use_other_stream(True)
+    eager, other = pair(Gpt())
+    wrapped = caesura.wrap(other)
+    parameters, seed = list(other.parameters()), torch.ones((), device=DEVICE)
+    for _ in range(2):
+        expected, given = eager(*batch()), wrapped(*batch())
+        expected.backward()
+        waits = cuda.host_waits()
+        gradients = torch.autograd.grad(given, parameters, seed)
+        assert cuda.host_waits() == waits  # the streams wait for each other, the host for none
+        torch.testing.assert_close(given.detach().cpu(), expected.detach().cpu(), rtol=1e-5, atol=1e-6)
+        for p, got in zip(eager.parameters(), gradients, strict=True):
+            torch.testing.assert_close(got.cpu(), p.grad.cpu(), rtol=1e-3, atol=1e-5)
+            p.grad = None
+
+
+def test_calls_without_a_cuda_kernel_are_pytorchs(cuda):  # noqa: F811
+    class Pools(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(F.max_pool1d(torch.relu(self.norm(self.first(x))), 2))
+
+    eager, other = pair(Pools())
+    wrapped, x = caesura.wrap(other), torch.randn(5, 6).to(DEVICE)
+    with pytest.warns(caesura.FallbackWarning, match="max_pool.*has no kernel on cuda:0"):
+        given = wrapped(x)
+    expected = eager(x)
+    torch.testing.assert_close(given.cpu(), expected.cpu())
+    given.square().sum().backward()
+    expected.square().sum().backward()
+    assert_gradients_equal(other, eager)
+    for p, q in zip(eager.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(q.cpu(), p.cpu())
+    report = caesura.report()
+    assert report.kernel_calls > 0 and report.eager_calls > 0
+
+
+def test_dropout_is_eagers_own(cuda):  # noqa: F811
+    eager, other = pair(torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2)))
+    wrapped, x = caesura.wrap(other), torch.ones(2, 4, device=DEVICE)
+    with caesura.strict():
+        torch.manual_seed(3)
+        given = wrapped(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(given.cpu(), eager(x).cpu())
+    with pytest.raises(RuntimeError, match="draws random numbers on cuda"):
+        torch.autograd.grad(wrapped(x).sum(), other[0].weight, create_graph=True)
+
+
+def test_derivatives_of_derivatives(cuda):  # noqa: F811
+    module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()).to(DEVICE)
+
+    def penalty(m):
+        x = torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE).requires_grad_()
+        (slope,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), module[0].weight)[0].cpu()
+
+    torch.testing.assert_close(penalty(caesura.wrap(module)), penalty(module))
+
+
+def test_sizes_that_change(cuda):  # noqa: F811
+    eager, other = pair(Gpt())
+    wrapped = caesura.wrap(other)
+    for rows, length in ((2, 6), (3, 5), (2, 4)):
+        expected, given = eager(*batch(rows, length)), wrapped(*batch(rows, length))
+        expected.backward()
+        given.backward()
+        torch.testing.assert_close(given.detach().cpu(), expected.detach().cpu(), rtol=1e-5, atol=1e-6)
+        assert_gradients_equal(other, eager)
+        eager.zero_grad()
+        other.zero_grad()
+
+
+def test_a_call_is_done_on_the_host_where_the_provider_fails(cuda):  # noqa: F811
+    eager, other = pair(torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()))
+    wrapped, x = caesura.wrap(other), torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+    expected = eager(x).cpu()
+    torch.testing.assert_close(wrapped(x).cpu(), expected)
+    cuda.fail("cuLaunchKernel", 1, 701)  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    for _ in range(2):
+        given, kernels = wrapped(x), cuda.operations("kernel ")
+        assert given.device == DEVICE
+        torch.testing.assert_close(given.cpu(), expected)
+    assert cuda.operations("kernel ") == kernels  # the graph stays on the CPU
+
+def test_without_cuda_all_calls_are_pytorchs(cuda, monkeypatch):  # noqa: F811
+    from caesura.runtime import gpu
+
+    gpu.open_gpu.cache_clear()
+    monkeypatch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, "driver_library": "libnone.so"})
+    module = torch.nn.Linear(4, 5).to(DEVICE)
+    x = torch.ones(2, 4, device=DEVICE)
+    with pytest.warns(caesura.FallbackWarning, match="all calls on cuda:0.*libnone.so"):
+        given = caesura.wrap(module)(x)
+    torch.testing.assert_close(given.cpu(), module(x).cpu())
+    gpu.open_gpu.cache_clear()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's CUDA device: the real one if there is one, else a stand-in (tests/torch_bridge/standin_cuda_device.cc)."""
+
+import ctypes
+import pathlib
+
+import pytest
+import torch
+
+from caesura import _core
+from caesura.runtime import gpu
+from standin_cuda import StandinCuda, paths
+
+DEVICE = torch.device("cuda", 0)
+_PATH = pathlib.Path(_core.__file__).parents[2] / "lib" / "libstandin_cuda_device.so"
+
+
+class StandinTorch(StandinCuda):
+    """The stand-ins for CUDA's libraries, with tensors of PyTorch's in their memory."""
+
+    def __init__(self):
+        super().__init__()
+        torch.ops.load_library(_PATH)
+        self._device = ctypes.CDLL(_PATH)
+
+    def use_other_stream(self, other: bool):
+        """Makes the current stream of PyTorch's another one than the legacy stream; or that one again."""
+        self._device.standin_torch_use_other_stream(ctypes.c_bool(other))
+
+
+@pytest.fixture(scope="module")
+def stand_in():
+    if not paths():
+        pytest.skip("built without the stand-ins for CUDA (cmake/setup.sh --cuda)")
+    with pytest.MonkeyPatch.context() as patch:
+        made = StandinTorch()
+        patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, **paths()})
+        gpu.open_gpu.cache_clear()
+        yield made
+    gpu.open_gpu.cache_clear()
+
+
+@pytest.fixture
+def cuda(stand_in):
+    """The stand-in. At the test's end it may have nothing to report: no access out of order or out of bounds."""
+    yield stand_in
+    stand_in.use_other_stream(False)
+    assert stand_in.reports() == []

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on a GPU, captured as the one call that it is on the CPU.
+
+PyTorch would take it apart on a GPU, or choose one of several kernels of its own, each with other results saved.
+"""
+
+import math
+
+import torch
+
+from caesura.capture.autograd_function import parts_of
+
+_ATTENTION = torch._C._nn.scaled_dot_product_attention
+_CAPTURED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def take_attention(module: torch.fx.GraphModule) -> None:
+    """Lets the attentions in a graph of dynamo's be captured as one call each, where it has no dropout."""
+    for part in parts_of(module):
+        for node in part.graph.find_nodes(op="call_function", target=_ATTENTION):
+            node.target = _attend
+        part.recompile()
+
+
+def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if dropout_p != 0 or not _fits(query, key, value, attn_mask):
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype)
+    return _CAPTURED(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _fits(query, key, value, mask) -> bool:
+    """As PyTorch asks on the CPU."""
+    widths = {t.shape[-1] for t in (query, key, value)}
+    if any(t.dim() != 4 or not t.dtype.is_floating_point for t in (query, key, value)) or len(widths) != 1:
+        return False
+    return mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)

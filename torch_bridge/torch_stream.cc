@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_bridge/torch_stream.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "core/base/status_macros.h"
+#include "core/providers/cuda/cuda_provider.h"
+#include "torch_bridge/torch_tensor.h"
+
+namespace caesura::torch {
+namespace {
+
+// PyTorch names CUDA's default stream by null, the driver also by this.
+void* Named(void* stream) { return stream != nullptr ? stream : reinterpret_cast<void*>(1); }
+
+// The stream that PyTorch works on; null where it has no such device.
+Result<void*> CurrentStream(Device device) try {
+  const std::optional<c10::Device> of = TorchDeviceOf(device);
+  if (!of) return Unsupported("PyTorch has no device " + device.ToString());
+  const c10::impl::VirtualGuardImpl guard(of->type());
+  return Named(guard.getStreamNativeHandle(guard.getStream(*of)));
+} catch (const std::exception& error) {
+  return Status(StatusCode::kProviderFailure,
+                std::string("PyTorch's current stream is not known: ") + error.what());
+}
+
+Status Order(const ExecutionProvider& provider, bool torch_first) {
+  if (provider.device().is_host()) return {};
+  ASSIGN_OR_RETURN(void* const theirs, CurrentStream(provider.device()));
+  void* const ours = Named(provider.stream());
+  return OrderStreams(provider, torch_first ? theirs : ours, torch_first ? ours : theirs);
+}
+
+}  // namespace
+
+Status WaitForTorch(const ExecutionProvider& provider) { return Order(provider, true); }
+
+Status TorchWaits(const ExecutionProvider& provider) { return Order(provider, false); }
+
+Tensor LentToTorch(Tensor tensor, std::shared_ptr<const ExecutionProvider> provider) {
+  if (tensor.device().is_host()) return tensor;
+  const std::shared_ptr<Buffer>& owner = tensor.buffer();
+  const size_t offset =
+      static_cast<size_t>(static_cast<char*>(tensor.raw()) - static_cast<char*>(owner->data()));
+  auto buffer = std::make_shared<Buffer>(owner->data(), owner->size(), owner->device(),
+                                         [owner, provider = std::move(provider)](void*) {
+                                           // A device that has failed has no work to wait for.
+                                           static_cast<void>(WaitForTorch(*provider));
+                                         });
+  return Tensor(tensor.dtype(), tensor.shape(), std::move(buffer), offset);
+}
+
+}  // namespace caesura::torch
