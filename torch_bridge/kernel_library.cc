@@ -9,6 +9,7 @@
 #include "torch_bridge/c10d_communicator.h"
 #include "torch_bridge/captured_call.h"
 #include "torch_bridge/torch_provider.h"
+#include "torch_bridge/torch_stream.h"
 
 extern "C" const char* CaesuraTorchKernels(const char* torch_version,
                                            caesura::KernelRegistry* registry) {
@@ -33,4 +34,8 @@ extern "C" caesura::Result<std::shared_ptr<const caesura::ExecutionProvider>> Ca
 extern "C" caesura::Result<std::unique_ptr<caesura::Communicator>> CaesuraTorchCommunicator(
     const std::string& group_name) {
   return caesura::torch::C10dCommunicator(group_name);
+}
+
+extern "C" caesura::Result<void*> CaesuraTorchStream(caesura::Device device) {
+  return caesura::torch::CurrentTorchStream(device);
 }

@@ -32,11 +32,16 @@ using TorchCommunicatorFunction =
     Result<std::unique_ptr<Communicator>>(const std::string& group_name);
 inline constexpr char kTorchCommunicatorFunctionName[] = "CaesuraTorchCommunicator";
 
+// CurrentTorchStream of torch_stream.h. REQUIRES: likewise.
+using TorchStreamFunction = Result<void*>(Device device);
+inline constexpr char kTorchStreamFunctionName[] = "CaesuraTorchStream";
+
 }  // namespace caesura
 
 // C names; both sides are C++.
 extern "C" caesura::TorchKernelsFunction CaesuraTorchKernels;
 extern "C" caesura::TorchProviderFunction CaesuraTorchProvider;
 extern "C" caesura::TorchCommunicatorFunction CaesuraTorchCommunicator;
+extern "C" caesura::TorchStreamFunction CaesuraTorchStream;
 
 #endif  // CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_

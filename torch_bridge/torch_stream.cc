@@ -13,8 +13,16 @@ namespace {
 // PyTorch names CUDA's default stream by null, the driver also by this.
 void* Named(void* stream) { return stream != nullptr ? stream : reinterpret_cast<void*>(1); }
 
-// The stream that PyTorch works on; null where it has no such device.
-Result<void*> CurrentStream(Device device) try {
+Status Order(const ExecutionProvider& provider, bool torch_first) {
+  if (provider.device().is_host()) return {};
+  ASSIGN_OR_RETURN(void* const theirs, CurrentTorchStream(provider.device()));
+  void* const ours = Named(provider.stream());
+  return OrderStreams(provider, torch_first ? theirs : ours, torch_first ? ours : theirs);
+}
+
+}  // namespace
+
+Result<void*> CurrentTorchStream(Device device) try {
   const std::optional<c10::Device> of = TorchDeviceOf(device);
   if (!of) return Unsupported("PyTorch has no device " + device.ToString());
   const c10::impl::VirtualGuardImpl guard(of->type());
@@ -23,15 +31,6 @@ Result<void*> CurrentStream(Device device) try {
   return Status(StatusCode::kProviderFailure,
                 std::string("PyTorch's current stream is not known: ") + error.what());
 }
-
-Status Order(const ExecutionProvider& provider, bool torch_first) {
-  if (provider.device().is_host()) return {};
-  ASSIGN_OR_RETURN(void* const theirs, CurrentStream(provider.device()));
-  void* const ours = Named(provider.stream());
-  return OrderStreams(provider, torch_first ? theirs : ours, torch_first ? ours : theirs);
-}
-
-}  // namespace
 
 Status WaitForTorch(const ExecutionProvider& provider) { return Order(provider, true); }
 

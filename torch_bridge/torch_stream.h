@@ -10,6 +10,10 @@
 
 namespace caesura::torch {
 
+// The stream of the device that PyTorch works on, on this thread (a cudaStream_t; 1: the legacy
+// default stream). Fails where PyTorch has no such device.
+Result<void*> CurrentTorchStream(Device device);
+
 // The provider's work from here on begins when PyTorch's earlier work is done: that on the stream
 // that is current on this thread. Nothing happens on the host, or where both have one stream. Fails
 // with kProviderFailure.

@@ -463,6 +463,11 @@ Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(StateIsSharded(name));
   ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
+  if (value.device() != parameters_.tensor(i).device() && !value.device().is_host()) {
+    return InvalidArgument("parameter '" + name + "' is on " + value.device().ToString() +
+                           ", and what updates it has kernels on " +
+                           parameters_.tensor(i).device().ToString() + " only");
+  }
   if (value.device() != parameters_.tensor(i).device()) {  // it is updated where its owner has it
     RETURN_IF_ERROR(BringParametersToHost(fallback_->providers()));
     stale_ = true;

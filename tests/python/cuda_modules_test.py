@@ -183,3 +183,139 @@ def test_without_cuda_all_calls_are_pytorchs(cuda, monkeypatch):  # noqa: F811
         given = caesura.wrap(module)(x)
     torch.testing.assert_close(given.cpu(), module(x).cpu())
     gpu.open_gpu.cache_clear()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_a_compiled_step_trains_on_the_gpu(cuda, optimizer):  # noqa: F811
+    eager, other = pair(Gpt())
+    options = {"lr": 1e-2, "momentum": 0.9} if optimizer == "SGD" else {"lr": 1e-2}
+    first, second = (getattr(torch.optim, optimizer)(m.parameters(), **options) for m in (eager, other))
+    step = caesura.compile_step(other, None, second, clip_norm=1.0)
+    for _ in range(5):
+        expected = eager(*batch())
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
+        first.step()
+        first.zero_grad()
+        torch.testing.assert_close(step(*batch()).cpu(), expected.detach().cpu(), rtol=1e-5, atol=1e-6)
+    for (name, p), q in zip(eager.named_parameters(), other.parameters(), strict=True):
+        assert q.device == DEVICE
+        if name == "attend.bias":  # the gradient of the keys' part is zero but for rounding, which AdamW makes large
+            p, q = p[32:], q[32:]
+        torch.testing.assert_close(q.cpu(), p.cpu(), rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}")
+    for p in other.parameters():
+        assert all(value.device == DEVICE for key, value in second.state[p].items() if key != "step")
+    inputs = batch()
+    uploaded = cuda.calls("cuMemcpyHtoDAsync")
+    step(*inputs)
+    assert cuda.calls("cuMemcpyHtoDAsync") - uploaded <= 3  # numbers that the update is fed, no tensor
+
+
+def small_step(make=torch.optim.SGD, **options):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(DEVICE)
+    optimizer = make(module.parameters(), lr=0.1)
+    return module, optimizer, caesura.compile_step(module, F.cross_entropy, optimizer, **options)
+
+
+def small_batch():
+    return torch.linspace(-1, 1, 12).view(3, 4).to(DEVICE), torch.tensor([0, 1, 1]).to(DEVICE)
+
+
+def test_a_compiled_step_is_in_order_with_another_stream(cuda):  # noqa: F811
+    module, _, step = small_step()
+    other = copy.deepcopy(module)
+    x, y = small_batch()
+    expected = [float(step(x, y)) for _ in range(4)]
+    cuda.use_other_stream(True)
+    other_step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.1))
+    x, y = small_batch()
+    assert [float(other_step(x, y)) for _ in range(4)] == expected
+    torch.testing.assert_close(other[0].weight.cpu(), module[0].weight.cpu(), rtol=0, atol=0)
+
+
+def test_rates_accumulation_and_moved_parameters_reach_a_compiled_step(cuda):  # noqa: F811
+    module, optimizer, step = small_step(accumulation_steps=2)
+    eager = copy.deepcopy(module)
+    other = torch.optim.SGD(eager.parameters(), lr=0.1)
+    for i in range(6):
+        x, y = small_batch()
+        x = x * (i + 1)
+        (F.cross_entropy(eager(x), y) / 2).backward()
+        step(x, y)
+        if i % 2:
+            other.step()
+            other.zero_grad()
+            for of in (optimizer, other):
+                of.param_groups[0]["lr"] *= 0.5
+        if i == 3:
+            for m in (module, eager):
+                m[0].weight.data = m[0].weight.data * 0.5
+    for p, q in zip(eager.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(q.cpu(), p.cpu(), rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_of_a_compiled_step_follows_the_seed(cuda):  # noqa: F811
+    module = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2)).to(DEVICE)
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.0))
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(float(step(*small_batch())))
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_compiled_step_that_fails_has_changed_nothing(cuda):  # noqa: F811
+    module, _, step = small_step()
+    x, y = small_batch()
+    step(x, y)
+    before = [p.cpu() for p in module.parameters()]
+    count = cuda.calls("cuLaunchKernel")
+    step(x, y)
+    launches = cuda.calls("cuLaunchKernel") - count
+    for p, value in zip(module.parameters(), before, strict=True):
+        p.data.copy_(value)
+    for n in range(1, launches + 1):
+        cuda.fail("cuLaunchKernel", n, 701)  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+        with pytest.raises(RuntimeError, match="cuLaunchKernel failed on cuda:0"):
+            step(x, y)
+        for p, value in zip(module.parameters(), before, strict=True):
+            torch.testing.assert_close(p.cpu(), value, rtol=0, atol=0)
+
+
+def test_what_has_no_updates_on_the_gpu_is_refused(cuda):  # noqa: F811
+    module, _, step = small_step(torch.optim.NAdam)
+    with pytest.raises(caesura.StepRefused, match="is on cuda:0, and what updates it has kernels on cpu only"):
+        step(*small_batch())
+
+
+def test_halves(cuda):  # noqa: F811
+    eager, other = (m.to(torch.bfloat16) for m in pair(Gpt()))
+    expected, given = eager(*batch()), caesura.wrap(other)(*batch())
+    torch.testing.assert_close(given.cpu(), expected.cpu(), rtol=1e-2, atol=1e-2)
+    given.backward()
+    expected.backward()
+    for p, q in zip(eager.parameters(), other.parameters(), strict=True):
+        assert q.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=0.1, atol=5e-3)
+    assert caesura.report().fallbacks == {}
+
+
+@pytest.fixture
+def autocast():
+    """As torch.autocast("cuda", torch.bfloat16), which asks for a PyTorch with CUDA."""
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+def test_autocast(cuda, autocast):  # noqa: F811
+    eager, other = pair(Gpt())
+    expected, given = eager(*batch()), caesura.wrap(other)(*batch())
+    assert given.dtype == expected.dtype
+    torch.testing.assert_close(given.cpu(), expected.cpu(), rtol=1e-2, atol=1e-2)
+    given.backward()
+    expected.backward()
+    for p, q in zip(eager.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=0.1, atol=5e-3)
+    assert caesura.report().fallbacks == {}

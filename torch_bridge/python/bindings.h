@@ -58,6 +58,17 @@ using NamedProviders = std::vector<std::pair<std::string, ProviderOptions>>;
 // (tensor_exchange.cc).
 ProviderList ProvidersOf(const NamedProviders& named,
                          std::optional<CountingDevice>* counting = nullptr);
+// PyTorch's current stream of a device. Fails where libcaesura_torch was not loaded.
+Result<void*> TorchStream(Device device);
+// A GPU that has tensors of PyTorch's: the provider of captured graphs and compiled steps there.
+struct Gpu {
+  explicit Gpu(const ProviderOptions& options);
+  // Work of the provider's from here on waits for what PyTorch has begun, and the other way round.
+  Status WaitForTorch() const;
+  Status TorchWaits() const;
+
+  std::shared_ptr<const ExecutionProvider> provider;
+};
 // The providers of the process's sessions that serve the device.
 ProviderList ProvidersOn(Device device);
 void AddDeviceProvider(const std::shared_ptr<const ExecutionProvider>& provider);

@@ -20,6 +20,7 @@ namespace {
 TorchKernelsFunction* torch_kernels = nullptr;
 TorchProviderFunction* torch_provider = nullptr;
 TorchCommunicatorFunction* torch_communicator = nullptr;
+TorchStreamFunction* torch_stream = nullptr;
 std::string torch_version;
 // caesura.Suspended and caesura.RankFailure once the module is there.
 PyObject* suspended_error = PyExc_RuntimeError;
@@ -33,13 +34,15 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
       reinterpret_cast<TorchProviderFunction*>(dlsym(library, kTorchProviderFunctionName));
   auto* communicator =
       reinterpret_cast<TorchCommunicatorFunction*>(dlsym(library, kTorchCommunicatorFunctionName));
-  if (function == nullptr || provider == nullptr || communicator == nullptr)
+  auto* stream = reinterpret_cast<TorchStreamFunction*>(dlsym(library, kTorchStreamFunctionName));
+  if (function == nullptr || provider == nullptr || communicator == nullptr || stream == nullptr)
     Raise(IoError(path + " is no library of caesura's"));
   KernelRegistry trial;
   if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
   torch_kernels = function;
   torch_provider = provider;
   torch_communicator = communicator;
+  torch_stream = stream;
   torch_version = version;
 }
 
@@ -120,6 +123,12 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
     RegisterCpuKernels(registry);
     RegisterTrainingKernels(registry);
   }));
+}
+
+Result<void*> TorchStream(Device device) {
+  if (torch_stream == nullptr)
+    return Unsupported("PyTorch's streams need caesura.torch_kernels.load()");
+  return torch_stream(device);
 }
 
 void Raise(const Status& status, bool of_file) {

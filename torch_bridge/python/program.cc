@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "core/base/status_macros.h"
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/cuda/cuda_provider.h"
@@ -15,13 +16,6 @@ namespace nb = nanobind;
 
 namespace caesura::python {
 namespace {
-
-// A GPU that has tensors of PyTorch's, for programs that run there.
-struct Gpu {
-  explicit Gpu(const ProviderOptions& options)
-      : provider(ProvidersOf({{kCudaProviderName, options}}).front()) {}
-  std::shared_ptr<const ExecutionProvider> provider;
-};
 
 class Program {
  public:
@@ -135,10 +129,24 @@ class Kernels {
 
 }  // namespace
 
+Gpu::Gpu(const ProviderOptions& options)
+    : provider(ProvidersOf({{kCudaProviderName, options}}).front()) {}
+
+Status Gpu::WaitForTorch() const {
+  ASSIGN_OR_RETURN(void* const theirs, TorchStream(provider->device()));
+  return OrderStreams(*provider, theirs, provider->stream());
+}
+
+Status Gpu::TorchWaits() const {
+  ASSIGN_OR_RETURN(void* const theirs, TorchStream(provider->device()));
+  return OrderStreams(*provider, provider->stream(), theirs);
+}
+
 void BindProgram(nb::module_& m) {
   nb::class_<Gpu>(m, "Gpu")
       .def(nb::init<const ProviderOptions&>())
-      .def_prop_ro("device", [](const Gpu& gpu) { return gpu.provider->device().ToString(); })
+      .def("wait_for_torch", [](const Gpu& gpu) { Check(gpu.WaitForTorch()); })
+      .def("torch_waits", [](const Gpu& gpu) { Check(gpu.TorchWaits()); })
       // The address of a shared_ptr for torch.classes.caesura.Graph to take over.
       .def("share", [](const Gpu& gpu) {
         return reinterpret_cast<int64_t>(new std::shared_ptr<const ExecutionProvider>(gpu.provider));

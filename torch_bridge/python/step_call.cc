@@ -59,11 +59,12 @@ class StepCall {
   // counts_matter: they must be alike. accumulation_steps: calls to one update. counters: (int64
   // tensor of one element, what each step adds to it). written: the buffers that each step writes
   // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it;
-  // otherwise None. program: whose call it is, which is nothing to this.
+  // otherwise None. gpu: that the parameters are on, or None. program: whose call it is, which is
+  // nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature,
            nb::object watch, nb::list feeds, nb::list groups, nb::list places, nb::list updates,
            bool counts_matter, nb::object trained, int accumulation_steps, nb::list counters,
-           nb::list written, nb::object seed)
+           nb::list written, nb::object seed, nb::object gpu)
       : program_(std::move(program)),
         session_object_(session),
         session_(nb::cast<TrainingSession&>(session)),
@@ -76,6 +77,8 @@ class StepCall {
         counts_matter_(counts_matter),
         trained_(std::move(trained)),
         accumulation_steps_(accumulation_steps),
+        gpu_object_(std::move(gpu)),
+        gpu_(gpu_object_.is_none() ? nullptr : &nb::cast<const Gpu&>(gpu_object_)),
         groups_(std::move(groups)) {
     for (nb::handle row : places) {
       places_.push_back({nb::borrow(row[0]), nb::cast<int64_t>(row[1]), nb::cast<bool>(row[2])});
@@ -123,6 +126,7 @@ class StepCall {
       session_.DrawNextBy(static_cast<uint64_t>(*seed_.data<int64_t>()));
     }
     const double scale = session_.loss_scale();
+    if (gpu_ != nullptr) Check(gpu_->WaitForTorch());
     const auto began = std::chrono::steady_clock::now();
     auto loss = [&] {
       nb::gil_scoped_release release;
@@ -130,6 +134,7 @@ class StepCall {
     }();
     step_nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
     ++step_calls;
+    if (gpu_ != nullptr) Check(gpu_->TorchWaits());
     for (Feed& feed : feeds_) {
       *feed.value = {};
       feed.drawn = {};
@@ -254,6 +259,8 @@ class StepCall {
   bool counts_matter_;
   nb::object trained_;
   int accumulation_steps_;
+  nb::object gpu_object_;
+  const Gpu* gpu_;
   std::vector<std::pair<Tensor, int64_t>> counters_;
   std::vector<std::pair<const char*, const char*>>
       written_;         // the buffers' bytes, which the watch says have not moved
@@ -322,12 +329,13 @@ void BindStepCall(nb::module_& m) {
       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list,
-                    nb::list, nb::list, bool, nb::object, int, nb::list, nb::list, nb::object>(),
+                    nb::list, nb::list, bool, nb::object, int, nb::list, nb::list, nb::object,
+                    nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(),
            nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("groups"),
            nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"), nb::arg("trained"),
            nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
-           nb::arg("seed").none())
+           nb::arg("seed").none(), nb::arg("gpu").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {
       {Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},

@@ -94,6 +94,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.providers = arguments.contains("providers")
                           ? ProvidersOf(nb::cast<NamedProviders>(get("providers")))
                           : ProviderList{CpuProvider()};
+  const Gpu* gpu = arguments.contains("gpu") ? nb::cast<const Gpu*>(get("gpu")) : nullptr;
+  if (gpu != nullptr) options.providers.insert(options.providers.begin(), gpu->provider);
   options.memory_budget = nb::cast<size_t>(get("memory_budget"));
   options.seed = nb::cast<uint64_t>(get("seed"));
   if (arguments.contains("communicator")) {
@@ -128,7 +130,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     model.graph->RemoveInput(value);
     model.graph->SetInitializer(value, Writable(name, array));
   }
-  options.share_parameters = !parameters.empty();
+  // On a GPU these are copies, which go there; the caller's own tensors are bound afterwards.
+  options.share_parameters = !parameters.empty() && gpu == nullptr;
   return Unwrap(TrainingSession::Create(std::move(model), std::move(options)));
 }
 

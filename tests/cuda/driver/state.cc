@@ -42,11 +42,17 @@ void Report(const std::string& text) {
 }
 
 std::vector<CUcontext>& ThreadContexts() {
-  static thread_local std::vector<CUcontext> contexts;
+  // Kept by the driver: a thread's own objects are gone before the last call at the program's end.
+  static thread_local std::vector<CUcontext>* contexts = nullptr;
   static thread_local std::uint64_t generation = 0;
-  if (generation != Driver().generation) contexts.clear();
-  generation = Driver().generation;
-  return contexts;
+  State& driver = Driver();
+  if (contexts == nullptr) {
+    const std::lock_guard<std::recursive_mutex> lock(driver.lock);
+    contexts = &driver.thread_contexts.emplace_back();
+  }
+  if (generation != driver.generation) contexts->clear();
+  generation = driver.generation;
+  return *contexts;
 }
 
 CUcontext CurrentContext() { return ThreadContexts().empty() ? nullptr : ThreadContexts().back(); }

@@ -23,6 +23,7 @@ from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
 from caesura.capture.frames import first_line, is_users_error, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
+from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
 from caesura.capture.linalg_checks import join_checks
 from caesura.capture.loss_mark import as_loss, attached_loss
@@ -35,6 +36,7 @@ from caesura.frontends.ranked import Ranked
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
+from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
@@ -310,10 +312,13 @@ class CompiledStep(Suspendable, Ranked):
         problems += refused_dtensors(graph, loss)
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
-        away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"}
+        away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device != CPU}
+        missing = sorted(f"{device}: {open_gpu(device)[1]}" for device in away if open_gpu(device)[0] is None)
+        if missing or len(away) > 1:
+            raise StepRefused("the step cannot be one program: of its tensors some lie on "
+                              f"{'; '.join(missing) or ', '.join(sorted(map(str, away)))}. caesura.wrap runs such modules")
         if away:
-            raise StepRefused(f"the step cannot be one program: of its tensors some lie on {', '.join(sorted(map(str, away)))}, and "
-                              "caesura's kernels are the CPU's; caesura.wrap runs such modules by PyTorch's")
+            take_attention(graph)
         captured, table = [], decompositions(KEPT)
         if differentiates:
             record(graph)

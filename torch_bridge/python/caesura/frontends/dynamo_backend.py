@@ -28,8 +28,8 @@ from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.reports import StrictError, fall_back
 from caesura.runtime.autograd_call import describe_call, open_call
-from caesura.runtime.gpu import open_gpu
-from caesura.runtime.graph_executor import CPU, GraphProgram
+from caesura.runtime.gpu import CPU, open_gpu
+from caesura.runtime.graph_executor import GraphProgram
 
 
 def apart(function):

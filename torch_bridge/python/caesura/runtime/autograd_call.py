@@ -12,8 +12,8 @@ from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
 from caesura.capture.fx_meta import is_tensor
 from caesura.reports import collect_from
-from caesura.runtime.gpu import open_gpu
-from caesura.runtime.graph_executor import CPU, Cut, GraphProgram, RunStep
+from caesura.runtime.gpu import CPU, open_gpu
+from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
 
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",

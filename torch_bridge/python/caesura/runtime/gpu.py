@@ -9,6 +9,7 @@ import torch
 from caesura import _core
 from caesura.sessions.providers import with_cuda_libraries
 
+CPU = torch.device("cpu")
 # The stream that PyTorch works on unless a user changes it. Kernels of both are then in one order by themselves.
 _LEGACY_STREAM = 1
 

@@ -21,9 +21,8 @@ from caesura.lowering.importer import Importer
 from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
-from caesura.runtime.gpu import open_gpu
+from caesura.runtime.gpu import CPU, open_gpu
 
-CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 # Views that a program, too, makes at no cost, unless another reader sees their base.

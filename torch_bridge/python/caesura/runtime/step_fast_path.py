@@ -42,7 +42,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
         return None
     watch = _watch(owner.module) if key is None else key.watch
     tensors = named(owner.module)
-    if any(counter.dtype != torch.int64 or counter.numel() != 1 for counter, _ in counters):
+    if any(counter.dtype != torch.int64 or counter.numel() != 1 or counter.device.type != "cpu" for counter, _ in counters):
         return None
     if any(id(value) not in tensors or value.is_complex() for _, _, value in program.bound):
         return None
@@ -59,7 +59,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
                           owner.recipe.places(),
                           program.counts(), owner.recipe.counts_matter, program.learning, owner.accumulation_steps,
                           list(counters), [value for _, _, value in program.bound if id(value) not in program.learning],
-                          SEED if program.random else None)
+                          SEED if program.random else None, program.gpu)
 
 
 def _calls_alone(code, program, scope) -> bool:

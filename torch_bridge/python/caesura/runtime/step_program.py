@@ -19,6 +19,7 @@ from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.lowering.training_importer import import_forward, number_input
 from caesura.reports import RECORD
+from caesura.runtime.gpu import CPU, open_gpu
 from caesura.user_code import with_source
 
 
@@ -56,6 +57,7 @@ class StepProgram:
     apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
+    gpu = None  # that the parameters are on; None: the CPU
     key = traced = places = None  # of a program that has a compiled_steps.StepKey's: it, the code traced, and where the feeds are
 
     left_behind = ()  # the keys that its first calls recorded
@@ -76,16 +78,20 @@ class StepProgram:
         self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
         self.learners = [value for _, _, value in bound if id(value) in recipe.trained]
         self.learning = frozenset(map(id, self.learners))
+        device = bound[0][2].device
+        self.gpu = None if device == CPU else open_gpu(device)[0]
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
             "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
-            "threads": owner.threads, "seed": 0, "rank_parts": [name for name in self.trained if name in self.rank_parts],
+            "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
             **owner.ranks.arguments(),
-        }, {name: as_real(value) for name, _, value in bound} | self.kept)
-        self._held = {name: (value, held(value).data_ptr()) for name, _, value in bound}
+        }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
+        self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
+        if self.gpu:  # the module's tensors stay there, whatever happens: a failure is the caller's to see
+            self.session.disable_fallback()
         self._watch = None
         owner.prepare(self)
         self.rebind()
@@ -99,7 +105,7 @@ class StepProgram:
         keep_inputs(model, {i.name for i in model.graph.input} - set(parameters))
         for name, value in parameters.items():
             value = as_real(value)
-            raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             made = helper.make_tensor(name, onnx_type(value.dtype), list(value.shape), raw, raw=True)
             model.graph.initializer.append(made)
         return model
@@ -216,10 +222,14 @@ class CapturedStep(StepProgram):
         if self.random:  # after the draws, as a StepCall has it
             session.draw_next_by(int(SEED.random_()))
         began = time.perf_counter()
+        if self.gpu:
+            self.gpu.wait_for_torch()
         try:
             loss = session.step(feeds | drawn)
         finally:
             owner._waits = session.suspended
+        if self.gpu:
+            self.gpu.torch_waits()
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
         self.ended()
