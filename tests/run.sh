@@ -73,7 +73,7 @@ python_tests() {
 # python_part K N: every N-th file of Python tests, from the K-th on.
 python_part() {
   local files
-  mapfile -t files < <(find tests -name '*_test.py' ! -name openvino_provider_test.py | sort |
+  mapfile -t files < <(find tests -name '*_test.py' ! -name openvino_provider_test.py ! -name cuda_modules_test.py | sort |
     awk -v k="$1" -v n="$2" 'NR % n == k % n')
   python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1
 }
@@ -205,6 +205,8 @@ if stage "set-up" set_up; then
   stage "Python tests" python_in_parts
   # OpenVINO in a process of its own: after tests that handle SIGCHLD (data loaders) the process dies when a child ends.
   stage "Python tests, OpenVINO" python_tests pytest.xml tests/python/openvino_provider_test.py
+  # A process has one stand-in device for PyTorch; other tests take another one.
+  stage "Python tests, modules on a GPU" python_tests pytest.xml tests/python/cuda_modules_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
   stage "CUDA instruments" cuda_instruments

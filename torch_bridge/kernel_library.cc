@@ -39,3 +39,8 @@ extern "C" caesura::Result<std::unique_ptr<caesura::Communicator>> CaesuraTorchC
 extern "C" caesura::Result<void*> CaesuraTorchStream(caesura::Device device) {
   return caesura::torch::CurrentTorchStream(device);
 }
+
+extern "C" caesura::Result<std::shared_ptr<void>> CaesuraTorchMemory(caesura::Device device,
+                                                                     size_t bytes) {
+  return caesura::torch::AllocateByTorch(device, bytes);
+}

@@ -36,6 +36,10 @@ inline constexpr char kTorchCommunicatorFunctionName[] = "CaesuraTorchCommunicat
 using TorchStreamFunction = Result<void*>(Device device);
 inline constexpr char kTorchStreamFunctionName[] = "CaesuraTorchStream";
 
+// AllocateByTorch of torch_stream.h. REQUIRES: likewise.
+using TorchMemoryFunction = Result<std::shared_ptr<void>>(Device device, size_t bytes);
+inline constexpr char kTorchMemoryFunctionName[] = "CaesuraTorchMemory";
+
 }  // namespace caesura
 
 // C names; both sides are C++.
@@ -43,5 +47,6 @@ extern "C" caesura::TorchKernelsFunction CaesuraTorchKernels;
 extern "C" caesura::TorchProviderFunction CaesuraTorchProvider;
 extern "C" caesura::TorchCommunicatorFunction CaesuraTorchCommunicator;
 extern "C" caesura::TorchStreamFunction CaesuraTorchStream;
+extern "C" caesura::TorchMemoryFunction CaesuraTorchMemory;
 
 #endif  // CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_stream.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/base/status_macros.h"
@@ -30,6 +33,18 @@ Result<void*> CurrentTorchStream(Device device) try {
 } catch (const std::exception& error) {
   return Status(StatusCode::kProviderFailure,
                 std::string("PyTorch's current stream is not known: ") + error.what());
+}
+
+Result<std::shared_ptr<void>> AllocateByTorch(Device device, size_t bytes) try {
+  const std::optional<c10::Device> of = TorchDeviceOf(device);
+  if (!of) return Unsupported("PyTorch has no device " + device.ToString());
+  const c10::DeviceGuard device_guard(*of);
+  const c10::impl::VirtualGuardImpl guard(of->type());
+  const c10::StreamGuard stream_guard(guard.getDefaultStream(*of));
+  auto data = std::make_shared<c10::DataPtr>(c10::GetAllocator(of->type())->allocate(bytes));
+  return std::shared_ptr<void>(data, data->get());
+} catch (const std::exception& error) {
+  return Status(StatusCode::kProviderFailure, error.what());
 }
 
 Status WaitForTorch(const ExecutionProvider& provider) { return Order(provider, true); }

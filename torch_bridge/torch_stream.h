@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order between PyTorch's work on a GPU and a provider's. The host never waits.
+// A GPU that PyTorch and a provider share: its memory, and the order of their work. The host never
+// waits.
 //
 // Thread safety: any thread.
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_STREAM_H_
@@ -13,6 +14,10 @@ namespace caesura::torch {
 // The stream of the device that PyTorch works on, on this thread (a cudaStream_t; 1: the legacy
 // default stream). Fails where PyTorch has no such device.
 Result<void*> CurrentTorchStream(Device device);
+
+// Memory of PyTorch's own allocator, in the order of the device's default stream. The last copy of
+// what it returns gives it back.
+Result<std::shared_ptr<void>> AllocateByTorch(Device device, size_t bytes);
 
 // The provider's work from here on begins when PyTorch's earlier work is done: that on the stream
 // that is current on this thread. Nothing happens on the host, or where both have one stream. Fails

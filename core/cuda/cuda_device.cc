@@ -92,6 +92,7 @@ Status CudaDevice::Open(const CudaOptions& options) {
   cuuint64_t keep = UINT64_MAX;
   RETURN_IF_CUDA_FAILS(cuMemPoolSetAttribute, pool_, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
   memory_limit_ = options.memory_limit;
+  allocate_ = options.allocate;
   const cublas_lt::Status status = libraries_->cublas_lt.Create(&cublas_lt_);
   if (status != cublas_lt::kSuccess) {
     return Unsupported("the CUDA provider cannot start cuBLASLt: cublasLtCreate returned " +
@@ -157,6 +158,15 @@ Result<std::shared_ptr<Buffer>> CudaDevice::Allocate(size_t size) {
   };
   if (memory_limit_ != 0 && before + size > memory_limit_)
     return refuse("the provider's limit is " + std::to_string(memory_limit_));
+  if (allocate_) {
+    Result<std::shared_ptr<void>> made = allocate_(size);
+    if (!made.ok()) return refuse(made.status().message());
+    void* const address = made->get();
+    return std::make_shared<Buffer>(address, size, device(),
+                                    [self = shared_from_this(), size, held = *made](void*) {
+                                      self->allocated_ -= size;
+                                    });
+  }
   CUdeviceptr data = 0;
   const CUresult result = libraries_->driver.cuMemAllocFromPoolAsync(&data, size, pool_, stream_);
   if (result != CUDA_SUCCESS) return refuse(Failure("cuMemAllocFromPoolAsync", result).message());

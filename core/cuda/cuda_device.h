@@ -5,6 +5,7 @@
 #define CAESURA_CORE_CUDA_CUDA_DEVICE_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -95,6 +96,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   std::string architecture_;
   int multiprocessors_ = 0;
   size_t memory_limit_ = 0;
+  std::function<Result<std::shared_ptr<void>>(size_t)> allocate_;  // empty: from the pool
   std::atomic<size_t> allocated_ = 0;
   std::shared_ptr<Buffer> cells_;  // that of errors, then the counters
   mutable std::mutex errors_mutex_;

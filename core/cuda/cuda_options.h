@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "core/base/status.h"
+
 namespace caesura {
 
 class CudaDevice;      // cuda_device.h
@@ -33,6 +35,10 @@ struct CudaOptions {
   // stream of the provider's own.
   void* stream = nullptr;
   CudaLibraryNames libraries = {};
+  // Memory of the caller's, in place of a pool of the provider's own: so many bytes at an address
+  // that is a multiple of 256, for work on `stream` from then on. The last copy of what it returns
+  // gives them back, when all work on them has been put on the stream.
+  std::function<Result<std::shared_ptr<void>>(size_t)> allocate = {};
   // Adds kernels to the built-in ones (those of training).
   std::function<void(KernelRegistry&, const std::shared_ptr<CudaDevice>&)> more = {};
 };

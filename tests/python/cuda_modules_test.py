@@ -2,6 +2,9 @@
 """wrap, torch.compile and compile_step on modules whose tensors are on a GPU: our CUDA kernels, PyTorch's memory."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -319,3 +322,35 @@ def test_autocast(cuda, autocast):  # noqa: F811
     for p, q in zip(eager.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=0.1, atol=5e-3)
     assert caesura.report().fallbacks == {}
+
+
+LATER = """
+import sys
+import pytest, torch
+import caesura
+from caesura.frontends import wrap as wrapping
+from standin_torch import DEVICE, start
+
+cuda = start(pytest.MonkeyPatch())
+traced, original = [], wrapping.torch_backend
+wrapping.torch_backend = lambda *a, **k: traced.append(1) or original(*a, **k)
+torch.manual_seed(0)
+module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()).to(DEVICE)
+wrapped, x = caesura.wrap(module), torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+for _ in range(3):
+    y = wrapped(x)
+    y.sum().backward()
+step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]
+captured = sum(p.is_captured for p in step.programs)
+print(len(traced), captured, float(y.sum().cpu()), losses[-1], cuda.reports())
+"""
+
+
+def test_a_later_process_captures_nothing(cuda, tmp_path):  # noqa: F811
+    environment = {**os.environ, "CAESURA_PROGRAM_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "later.py").write_text(LATER)
+    run = [subprocess.run([sys.executable, str(tmp_path / "later.py")], env=environment, capture_output=True, text=True,
+                          check=True).stdout.split() for _ in range(2)]
+    assert int(run[0][0]) > 0 and int(run[0][1]) > 0 and run[1][:2] == ["0", "0"]
+    assert run[0][2:] == run[1][2:] and run[0][-1] == "[]"

@@ -28,18 +28,25 @@ class StandinTorch(StandinCuda):
         self._device.standin_torch_use_other_stream(ctypes.c_bool(other))
 
 
+def start(patch: pytest.MonkeyPatch) -> StandinTorch:
+    """Makes the stand-in PyTorch's CUDA device, and our kernels' too."""
+    made = StandinTorch()
+    patch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    patch.setattr(torch.cuda, "is_initialized", lambda: True)
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, **paths()})
+    gpu.open_gpu.cache_clear()
+    return made
+
+
 @pytest.fixture(scope="module")
 def stand_in():
     if not paths():
         pytest.skip("built without the stand-ins for CUDA (cmake/setup.sh --cuda)")
+    if torch._C._get_privateuse1_backend_name() != "privateuseone":
+        pytest.skip("this process has another stand-in device: run this file in a process of its own")
     with pytest.MonkeyPatch.context() as patch:
-        made = StandinTorch()
-        patch.setattr(torch.cuda, "_lazy_init", lambda: None)
-        patch.setattr(torch.cuda, "is_initialized", lambda: True)
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
-        patch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, **paths()})
-        gpu.open_gpu.cache_clear()
-        yield made
+        yield start(patch)
     gpu.open_gpu.cache_clear()
 
 

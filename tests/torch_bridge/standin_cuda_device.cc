@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -31,30 +32,39 @@ void MakeCurrent() {
   CHECK_CUDA(cuCtxSetCurrent(primary));
 }
 
-// The current stream of all threads: null, the legacy one, or one that does not wait for it.
-std::atomic<CUstream> current = nullptr;
-CUstream CurrentStream() {
+// A stream that does not wait for the legacy one; null: a test has not asked for it.
+std::atomic<CUstream> other = nullptr;
+// PyTorch's number for that stream is 1, and 0 for the legacy one. A thread is on the former unless a
+// guard says otherwise.
+thread_local bool on_default = false;
+c10::StreamId CurrentId() { return other == nullptr || on_default ? 0 : 1; }
+CUstream StreamOf(c10::StreamId id) {
   MakeCurrent();
-  return current;
+  return id == 0 ? nullptr : other.load();
 }
+CUstream CurrentStream() { return StreamOf(CurrentId()); }
 
-// Memory is in the order of the current stream, as that of PyTorch's caching allocator.
+// Memory is in the order of the stream that was current when it was asked for, as that of PyTorch's
+// caching allocator.
 struct StandinAllocator : c10::Allocator {
-  c10::DataPtr allocate(size_t size) override {
+  struct Block {
     CUdeviceptr begin = 0;
+    c10::StreamId stream = 0;
+  };
+  c10::DataPtr allocate(size_t size) override {
+    auto block = std::make_unique<Block>(Block{0, CurrentId()});
     const CUstream stream = CurrentStream();
-    const CUresult result = cuMemAllocAsync(&begin, std::max<size_t>(size, 1), stream);
+    const CUresult result = cuMemAllocAsync(&block->begin, std::max<size_t>(size, 1), stream);
     TORCH_CHECK_WITH(OutOfMemoryError, result == CUDA_SUCCESS, "the stand-in device is full");
-    void* const data = reinterpret_cast<void*>(begin);
-    return {data, data, &Free, c10::Device(kType, 0)};
+    void* const data = reinterpret_cast<void*>(block->begin);
+    return {data, block.release(), &Free, c10::Device(kType, 0)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &Free; }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "copies go by tensors");
   }
-  static void Free(void* begin) {
-    const CUstream stream = CurrentStream();
-    static_cast<void>(cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(begin), stream));
+  static void Free(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    static_cast<void>(cuMemFreeAsync(block->begin, StreamOf(block->stream)));
   }
 };
 StandinAllocator allocator;
@@ -67,21 +77,31 @@ struct StandinGuard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::UNSAFE, device, current == nullptr ? 0 : 1);
+    return c10::Stream(c10::Stream::UNSAFE, device, CurrentId());
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  void* getStreamNativeHandle(const c10::Stream) const override { return CurrentStream(); }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(stream.device());
+    on_default = stream.id() == 0;
+    return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return StreamOf(stream.id());
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   // autograd orders streams by these where a gradient's memory passes from one node to another.
-  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
-    const CUstream stream = CurrentStream();
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
+    const CUstream of = StreamOf(stream.id());
     auto* const made = reinterpret_cast<CUevent*>(event);
     if (*made == nullptr) CHECK_CUDA(cuEventCreate(made, CU_EVENT_DISABLE_TIMING));
-    CHECK_CUDA(cuEventRecord(*made, stream));
+    CHECK_CUDA(cuEventRecord(*made, of));
   }
-  void block(void* event, const c10::Stream&) const override {
-    const CUstream stream = CurrentStream();
-    CHECK_CUDA(cuStreamWaitEvent(stream, static_cast<CUevent>(event), CU_EVENT_WAIT_DEFAULT));
+  void block(void* event, const c10::Stream& stream) const override {
+    const CUstream of = StreamOf(stream.id());
+    CHECK_CUDA(cuStreamWaitEvent(of, static_cast<CUevent>(event), CU_EVENT_WAIT_DEFAULT));
   }
   bool queryEvent(void* event) const override {
     return cuEventQuery(static_cast<CUevent>(event)) == CUDA_SUCCESS;
@@ -168,9 +188,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("copy_", Copy); }
 
 // Makes another stream the current one, which does not wait for the legacy stream; or the legacy one
 // again.
-extern "C" void standin_torch_use_other_stream(bool other) {
+extern "C" void standin_torch_use_other_stream(bool use) {
   MakeCurrent();
   CUstream made = nullptr;
-  if (other) CHECK_CUDA(cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
-  current = made;
+  if (use) CHECK_CUDA(cuStreamCreate(&made, CU_STREAM_NON_BLOCKING));
+  other = made;
 }

@@ -58,9 +58,12 @@ using NamedProviders = std::vector<std::pair<std::string, ProviderOptions>>;
 // (tensor_exchange.cc).
 ProviderList ProvidersOf(const NamedProviders& named,
                          std::optional<CountingDevice>* counting = nullptr);
-// PyTorch's current stream of a device. Fails where libcaesura_torch was not loaded.
+// PyTorch's current stream of a device, and memory of PyTorch's there. Both fail where
+// libcaesura_torch was not loaded.
 Result<void*> TorchStream(Device device);
+Result<std::shared_ptr<void>> TorchMemory(Device device, size_t bytes);
 // A GPU that has tensors of PyTorch's: the provider of captured graphs and compiled steps there.
+// Its memory is PyTorch's.
 struct Gpu {
   explicit Gpu(const ProviderOptions& options);
   // Work of the provider's from here on waits for what PyTorch has begun, and the other way round.

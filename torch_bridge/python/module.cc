@@ -21,6 +21,7 @@ TorchKernelsFunction* torch_kernels = nullptr;
 TorchProviderFunction* torch_provider = nullptr;
 TorchCommunicatorFunction* torch_communicator = nullptr;
 TorchStreamFunction* torch_stream = nullptr;
+TorchMemoryFunction* torch_memory = nullptr;
 std::string torch_version;
 // caesura.Suspended and caesura.RankFailure once the module is there.
 PyObject* suspended_error = PyExc_RuntimeError;
@@ -35,7 +36,9 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   auto* communicator =
       reinterpret_cast<TorchCommunicatorFunction*>(dlsym(library, kTorchCommunicatorFunctionName));
   auto* stream = reinterpret_cast<TorchStreamFunction*>(dlsym(library, kTorchStreamFunctionName));
-  if (function == nullptr || provider == nullptr || communicator == nullptr || stream == nullptr)
+  auto* memory = reinterpret_cast<TorchMemoryFunction*>(dlsym(library, kTorchMemoryFunctionName));
+  if (function == nullptr || provider == nullptr || communicator == nullptr || stream == nullptr ||
+      memory == nullptr)
     Raise(IoError(path + " is no library of caesura's"));
   KernelRegistry trial;
   if (const char* why = function(version.c_str(), &trial)) Raise(Unsupported(why));
@@ -43,6 +46,7 @@ void LoadTorchLibrary(const std::string& path, const std::string& version) {
   torch_provider = provider;
   torch_communicator = communicator;
   torch_stream = stream;
+  torch_memory = memory;
   torch_version = version;
 }
 
@@ -129,6 +133,12 @@ Result<void*> TorchStream(Device device) {
   if (torch_stream == nullptr)
     return Unsupported("PyTorch's streams need caesura.torch_kernels.load()");
   return torch_stream(device);
+}
+
+Result<std::shared_ptr<void>> TorchMemory(Device device, size_t bytes) {
+  if (torch_memory == nullptr)
+    return Unsupported("PyTorch's memory needs caesura.torch_kernels.load()");
+  return torch_memory(device, bytes);
 }
 
 void Raise(const Status& status, bool of_file) {

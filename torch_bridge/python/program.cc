@@ -129,8 +129,13 @@ class Kernels {
 
 }  // namespace
 
-Gpu::Gpu(const ProviderOptions& options)
-    : provider(ProvidersOf({{kCudaProviderName, options}}).front()) {}
+Gpu::Gpu(const ProviderOptions& options) {
+  CudaOptions parsed = Unwrap(ParseCudaOptions(options));
+  const Device device{DeviceType::kCuda, static_cast<int16_t>(parsed.device_id)};
+  parsed.allocate = [device](size_t bytes) { return TorchMemory(device, bytes); };
+  provider = Unwrap(MakeCudaProvider(parsed));
+  AddDeviceProvider(provider);
+}
 
 Status Gpu::WaitForTorch() const {
   ASSIGN_OR_RETURN(void* const theirs, TorchStream(provider->device()));

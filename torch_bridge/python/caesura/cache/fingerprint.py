@@ -173,12 +173,13 @@ class Fingerprint:
         self._say("end")
 
     def _add_tensor(self, value):
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or not value.device.type == "cpu":
+        if (type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided
+                or value.device.type not in ("cpu", "cuda")):
             raise Unkeyed(f"a {type(value).__name__} on {value.device}")
         if has_hooks(value) or value.is_conj() or value.is_neg() or value.is_inference():
             raise Unkeyed("a tensor with hooks or lazy signs")
         self.tensors.add(id(value))
-        self._say(type(value).__name__, value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
+        self._say(type(value).__name__, value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
         if value.untyped_storage().nbytes():
             self._say("memory", self._memory.setdefault(storage_id(value), len(self._memory)), value.storage_offset())
         self.watch.tensor(value, False)
@@ -454,7 +455,8 @@ def _add_surroundings(fingerprint: Fingerprint) -> None:
     fingerprint.add(releases())
     fingerprint.add((
         torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"), torch.version.cuda, torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.is_anomaly_enabled(),
         torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(), _settings(dynamo_config), _settings(functorch_config)))

@@ -33,13 +33,13 @@ def key_of(module: torch.fx.GraphModule, inputs) -> str:
         number[node] = len(number)
     memory = set()
     for tensor in inputs:
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
-            raise Unkeyed("inputs that are no tensors of the CPU, or sizes that change")
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise Unkeyed("inputs that are no tensors of the CPU or a GPU, or sizes that change")
         if not all(isinstance(d, int) for d in (*tensor.shape, *tensor.stride(), tensor.storage_offset())):
             raise Unkeyed("sizes that change")
         memory.add(storage_id(tensor))
         fingerprint.add(" ".join(map(str, (
-            type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad,
+            type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad,
             tensor.is_leaf, tensor._is_view(), tensor.is_conj(), tensor.is_neg(), tensor.is_inference()))))
     if len(memory) != len(inputs):
         raise Unkeyed("inputs that share memory")
@@ -103,10 +103,10 @@ def packed(value, content: bytearray):
     if isinstance(value, (list, tuple)):
         return {type(value).__name__: [packed(part, content) for part in value]}
     if isinstance(value, torch.Tensor):
-        if not value.is_contiguous() or value.device.type != "cpu" or value.layout != torch.strided:
+        if not value.is_contiguous() or value.layout != torch.strided:
             raise TypeError("a constant that is not dense")
-        data = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {"tensor": [str(value.dtype), list(value.shape), packed(data, content)]}
+        data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {"tensor": [str(value.dtype), list(value.shape), packed(data, content), str(value.device)]}
     if isinstance(value, bytes):
         content += value
         return {"bytes": [len(content) - len(value), len(content)]}
@@ -127,7 +127,8 @@ def unpacked(value, content: bytes):
         return content[held[0]:held[1]]
     if kind == "tensor":
         dtype, shape, data = _named(held[0], torch.dtype), held[1], unpacked(held[2], content)
-        return torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[:len(data)].view(dtype).reshape(shape)
+        tensor = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[:len(data)].view(dtype).reshape(shape)
+        return tensor.to(torch.device(held[3]))
     return torch.device(held) if kind == "device" else _named(held, {"dtype": torch.dtype, "layout": torch.layout}[kind])
 
 

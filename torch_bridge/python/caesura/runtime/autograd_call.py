@@ -49,7 +49,9 @@ def open_call(module, facts, decompositions):
     """
     again = Again(module, facts["again"], decompositions)
     device = torch.device(facts["device"])
-    gpu = None if device == CPU else open_gpu(device)[0]
+    gpu, missing = (None, "") if device == CPU else open_gpu(device)
+    if missing:
+        raise RuntimeError(f"a call on {device}: {missing}")
     graphs = [None if graph is None else _open_graph(graph, gpu) for graph in facts["graphs"]]
     call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
     operation, _ = jit_operation(f"caesura::call_{again.key}")
