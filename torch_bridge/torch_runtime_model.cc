@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_runtime_model.h"
 
+#include <c10/core/Allocator.h>
 #include <caffe2/serialize/in_memory_adapter.h>
 #include <caffe2/serialize/inline_container.h>
+#include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/script.h>
 #include <unistd.h>
@@ -123,9 +125,19 @@ size_t TakeRunners(const Options& options) {
               "option runners: expected a number above 0, got '" + text + "'");
 }
 
+// Packages need libtorch.so by that name. Nothing else does where PyTorch has CUDA: it is then not in
+// the process yet.
+void OpenLibtorch() {
+  Dl_info c10 = {};
+  if (dladdr(reinterpret_cast<void*>(&c10::GetAllocator), &c10) == 0) return;
+  const auto path = std::filesystem::path(c10.dli_fname).replace_filename("libtorch.so");
+  dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);  // a package that misses it says so
+}
+
 class PackageModel : public RuntimeModel {
  public:
   PackageModel(const std::string& path, const std::string& name, size_t runners) {
+    OpenLibtorch();
     using Loader = ::torch::inductor::AOTIModelPackageLoader;
     const auto facts = Loader::load_metadata_from_package(path, name);
     const auto device = facts.find("AOTI_DEVICE_KEY");

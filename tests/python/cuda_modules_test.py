@@ -127,6 +127,26 @@ def test_calls_without_a_cuda_kernel_are_pytorchs(cuda):  # noqa: F811
     assert report.kernel_calls > 0 and report.eager_calls > 0
 
 
+@pytest.mark.parametrize("form", ["causal", "mask", "grouped"])
+def test_attention_that_is_refused_is_pytorchs(cuda, monkeypatch, form):  # noqa: F811
+    from caesura.capture import gpu_attention
+    from caesura.runtime import graph_executor
+
+    left = {target: rule for target, rule in graph_executor.TABLE.items() if target not in gpu_attention.IN_PARTS}
+    monkeypatch.setattr(graph_executor, "TABLE", left)
+    q, k, v = (torch.randn(2, heads, 5, 4).to(DEVICE).requires_grad_() for heads in ((4, 2, 2) if form == "grouped" else (4, 4, 4)))
+    mask = torch.rand(5, 5).to(DEVICE) < 0.7 if form == "mask" else None
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q * 2, k, v, mask, is_causal=form == "causal", enable_gqa=form == "grouped").sin().sum()
+
+    expected = torch.autograd.grad(attend(q, k, v), (q, k, v))
+    with pytest.warns(caesura.FallbackWarning, match="attention"):
+        given = torch.autograd.grad(torch.compile(attend, backend="caesura")(q, k, v), (q, k, v))
+    for got, wanted in zip(given, expected, strict=True):
+        torch.testing.assert_close(got.cpu(), wanted.cpu(), rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_is_eagers_own(cuda):  # noqa: F811
     eager, other = pair(torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2)))
     wrapped, x = caesura.wrap(other), torch.ones(2, 4, device=DEVICE)

@@ -86,10 +86,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> BatchNorm(
   return {y.to(x.device()), batch_mean.to(x.device()), inverse.to(x.device())};
 }
 
-// Refuses tensors of the host beside the device's, but for scalars and indices, as PyTorch's own
-// devices do.
+// Refuses tensors of the host beside the device's, but for scalars and indices, and operators that
+// are the CPU's only, as PyTorch's own devices do.
 void Fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = op.schema().name();
+  TORCH_CHECK(name.find("_for_cpu") == std::string::npos, name, " has no kernel on this device");
   for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
     const bool of_host =
         argument.isTensor() && argument.toTensor().defined() && argument.toTensor().is_cpu();

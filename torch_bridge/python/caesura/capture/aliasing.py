@@ -11,6 +11,15 @@ from caesura.capture.stop_gradient import written_to
 from caesura.reports import fall_back
 
 
+# How dynamo writes `p.data = ...`; the second one since PyTorch 2.14.
+_ASSIGNS = {torch.Tensor.set_, getattr(torch.ops.aten, "shallow_copy_data_", None)} - {None}
+
+
+def data_assignments(graph: torch.fx.Graph) -> list:
+    """The calls in a graph of dynamo's that assign the data of a tensor."""
+    return [node for node in graph.nodes if node.op == "call_function" and node.target in _ASSIGNS]
+
+
 def _bytes(tensor) -> tuple:
     """The address range of its elements: the first byte, and one past the last."""
     if tensor.numel() == 0:

@@ -41,3 +41,41 @@ def _fits(query, key, value, mask) -> bool:
     if any(t.dim() != 4 or not t.dtype.is_floating_point for t in (query, key, value)) or len(widths) != 1:
         return False
     return mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
+
+
+def _scores(query, key, mask, causal, scale):
+    """The scores in float32 at least, before the softmax; keys repeated for the heads of a group."""
+    kind = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(kind) @ key.to(kind).transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), -math.inf)
+    return scores if mask is None else scores + mask
+
+
+def _repeated(tensor, heads):
+    return tensor.repeat_interleave(heads // tensor.shape[1], 1)
+
+
+def _forward(query, key, value, dropout=0.0, causal=False, *, attn_mask=None, scale=None):
+    key, value = (_repeated(t, query.shape[1]) for t in (key, value))
+    scores = _scores(query, key, attn_mask, causal, scale)
+    return (scores.softmax(-1) @ value.to(scores.dtype)).to(query.dtype), scores.logsumexp(-1)
+
+
+def _backward(dy, query, key, value, y, lse, dropout, causal, *, attn_mask=None, scale=None):
+    keys, values = (_repeated(t, query.shape[1]) for t in (key, value))
+    scores = _scores(query, keys, attn_mask, causal, scale)
+    weights, dy = (scores - lse.unsqueeze(-1)).exp(), dy.to(scores.dtype)
+    slopes = dy @ values.to(scores.dtype).transpose(-2, -1) - (dy * y.to(scores.dtype)).sum(-1, keepdim=True)
+    slopes = weights * slopes * (query.shape[-1] ** -0.5 if scale is None else scale)
+
+    def of_group(gradient, like):
+        return gradient.unflatten(1, (like.shape[1], -1)).sum(2).to(like.dtype)
+
+    return ((slopes @ keys.to(scores.dtype)).to(query.dtype), of_group(slopes.transpose(-2, -1) @ query.to(scores.dtype), key),
+            of_group(weights.transpose(-2, -1) @ dy, value))
+
+
+# What makes such a call where our kernels refuse it: PyTorch has the operator on the CPU only.
+IN_PARTS = {_CAPTURED.default: _forward,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward}

@@ -12,7 +12,7 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.capture.aliasing import share_storage
+from caesura.capture.aliasing import data_assignments, share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
@@ -306,7 +306,7 @@ class CompiledStep(Suspendable, Ranked):
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, keep_modes=differentiates)]
         problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
-                     f"(at {describe(node)})" for node in graph.graph.find_nodes(op="call_function", target=torch.Tensor.set_)]
+                     f"(at {describe(node)})" for node in data_assignments(graph.graph)]
         problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
                      for node in share_storage(graph.graph)]
         problems += refused_dtensors(graph, loss)

@@ -10,7 +10,7 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import hidden_writes, share_storage, unless_overlapping, unnoticed
+from caesura.capture.aliasing import data_assignments, hidden_writes, share_storage, unless_overlapping, unnoticed
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config,
                                     unset_fake_temporarily)
@@ -100,8 +100,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if options:
         raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
     example_inputs = take_as_given(module, example_inputs)
-    assigned = module.graph.find_nodes(op="call_function", target=torch.Tensor.set_)
-    assigned = [node for node in assigned if node.args[0].op == "placeholder"]
+    assigned = [node for node in data_assignments(module.graph) if node.args[0].op == "placeholder"]
     if assigned:  # p.data = ...; AOT autograd has no graph for it
         fall_back([("a graph", "it assigns the data of a tensor that it is given", describe(n)) for n in assigned])
         return module.forward

@@ -14,6 +14,7 @@ from caesura import _core
 from caesura.capture.compat import is_view
 from caesura.capture.complex_numbers import has_complex
 from caesura.capture.fx_meta import VIEWS, describe, devices_of, draws, is_static, is_symbolic, is_tensor, storage_of
+from caesura.capture.gpu_attention import IN_PARTS
 from caesura.capture.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
@@ -453,6 +454,8 @@ class CallStep:
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes, self.nodes = node, node.all_input_nodes, [node], [node]
         self.target = _AS.get(node.target, node.target)
+        if self.target in IN_PARTS and devices_of([node]) != {CPU}:
+            self.target = IN_PARTS[self.target]
         self.counts = not (is_symbolic(node) or node.target in _UNCOUNTED or is_exchange(node))
 
     def __call__(self, values):
