@@ -395,13 +395,13 @@ void RegisterCapturedCalls() {
         .def(::torch::init<>())
         .def("take", &CallCounters::Take);
     library.class_<CapturedGraph>("Graph")
-        .def(::torch::init([](int64_t values, const c10::intrusive_ptr<CallCounters>& counters,
-                              int64_t gpu) {
-          // 0, or the address of a shared_ptr that is handed over (_core.Gpu.share).
-          using Provider = std::shared_ptr<const ExecutionProvider>;
-          const std::unique_ptr<Provider> given(reinterpret_cast<Provider*>(gpu));
-          return c10::make_intrusive<CapturedGraph>(values, counters, given ? *given : nullptr);
-        }))
+        .def(::torch::init(
+            [](int64_t values, const c10::intrusive_ptr<CallCounters>& counters, int64_t gpu) {
+              // 0, or the address of a shared_ptr that is handed over (_core.Gpu.share).
+              using Provider = std::shared_ptr<const ExecutionProvider>;
+              const std::unique_ptr<Provider> given(reinterpret_cast<Provider*>(gpu));
+              return c10::make_intrusive<CapturedGraph>(values, counters, given ? *given : nullptr);
+            }))
         .def("add_constant", &CapturedGraph::AddConstant)
         .def("add_program", &CapturedGraph::AddProgram)
         .def("add_part", &CapturedGraph::AddPart)

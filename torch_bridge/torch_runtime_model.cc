@@ -125,8 +125,8 @@ size_t TakeRunners(const Options& options) {
               "option runners: expected a number above 0, got '" + text + "'");
 }
 
-// Packages need libtorch.so by that name. Nothing else does where PyTorch has CUDA: it is then not in
-// the process yet.
+// Packages need libtorch.so by that name. Nothing else does where PyTorch has CUDA: it is then not
+// in the process yet.
 void OpenLibtorch() {
   Dl_info c10 = {};
   if (dladdr(reinterpret_cast<void*>(&c10::GetAllocator), &c10) == 0) return;

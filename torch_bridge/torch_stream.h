@@ -26,8 +26,8 @@ Status WaitForTorch(const ExecutionProvider& provider);
 // The same the other way round: PyTorch's work waits for the provider's.
 Status TorchWaits(const ExecutionProvider& provider);
 
-// The tensor, which the provider has made, for PyTorch: its memory is used again only after PyTorch's
-// work on it, when PyTorch has let it go.
+// The tensor, which the provider has made, for PyTorch: its memory is used again only after
+// PyTorch's work on it, when PyTorch has let it go.
 Tensor LentToTorch(Tensor tensor, std::shared_ptr<const ExecutionProvider> provider);
 
 }  // namespace caesura::torch

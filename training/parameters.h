@@ -24,9 +24,9 @@ PlanFitter WithinBudget(size_t budget);
 // training's kernels on the CPU.
 std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled);
 
-// A captured graph of calls, forward or backward, on a GPU's provider, or on the host where `gpu` is
-// null: it has no parameters, and the passes are those of a step. Its outputs stay where they are
-// made. threads: per kernel, as PlanOptions has it.
+// A captured graph of calls, forward or backward, on a GPU's provider, or on the host where `gpu`
+// is null: it has no parameters, and the passes are those of a step. Its outputs stay where they
+// are made. threads: per kernel, as PlanOptions has it.
 Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               std::shared_ptr<const ExecutionProvider> gpu,
                                               const ProviderFallback::MakeProvider& make_cpu,

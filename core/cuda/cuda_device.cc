@@ -162,10 +162,9 @@ Result<std::shared_ptr<Buffer>> CudaDevice::Allocate(size_t size) {
     Result<std::shared_ptr<void>> made = allocate_(size);
     if (!made.ok()) return refuse(made.status().message());
     void* const address = made->get();
-    return std::make_shared<Buffer>(address, size, device(),
-                                    [self = shared_from_this(), size, held = *made](void*) {
-                                      self->allocated_ -= size;
-                                    });
+    return std::make_shared<Buffer>(
+        address, size, device(),
+        [self = shared_from_this(), size, held = *made](void*) { self->allocated_ -= size; });
   }
   CUdeviceptr data = 0;
   const CUresult result = libraries_->driver.cuMemAllocFromPoolAsync(&data, size, pool_, stream_);

@@ -311,6 +311,16 @@ def test_what_has_no_updates_on_the_gpu_is_refused(cuda):  # noqa: F811
         step(*small_batch())
 
 
+def test_several_ranks_are_refused(cuda, monkeypatch):  # noqa: F811
+    from caesura.runtime import step_ranks
+
+    _, _, step = small_step()
+    monkeypatch.setattr(step.ranks, "join", lambda programs: None)
+    monkeypatch.setattr(step_ranks, "communicator", lambda group: object())
+    with pytest.raises(caesura.StepRefused, match="with several ranks a step takes modules on the CPU only"):
+        step(*small_batch())
+
+
 def test_halves(cuda):  # noqa: F811
     eager, other = (m.to(torch.bfloat16) for m in pair(Gpt()))
     expected, given = eager(*batch()), caesura.wrap(other)(*batch())

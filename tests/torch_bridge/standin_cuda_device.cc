@@ -23,8 +23,8 @@ void Check(CUresult result, const char* call) {
 }
 #define CHECK_CUDA(call) Check(call, #call)
 
-// As PyTorch does it: the primary context, current on every thread that calls. A test may have reset
-// the driver since.
+// As PyTorch does it: the primary context, current on every thread that calls. A test may have
+// reset the driver since.
 void MakeCurrent() {
   CUcontext primary = nullptr;
   CHECK_CUDA(cuInit(0));
@@ -34,8 +34,8 @@ void MakeCurrent() {
 
 // A stream that does not wait for the legacy one; null: a test has not asked for it.
 std::atomic<CUstream> other = nullptr;
-// PyTorch's number for that stream is 1, and 0 for the legacy one. A thread is on the former unless a
-// guard says otherwise.
+// PyTorch's number for that stream is 1, and 0 for the legacy one. A thread is on the former unless
+// a guard says otherwise.
 thread_local bool on_default = false;
 c10::StreamId CurrentId() { return other == nullptr || on_default ? 0 : 1; }
 CUstream StreamOf(c10::StreamId id) {
@@ -125,7 +125,8 @@ struct StandinHooks : at::CUDAHooksInterface {
   int getNumGPUs() const override { return 0; }
   c10::DeviceIndex current_device() const override { return 0; }
 };
-// PyTorch has made its hooks when it was imported, and keeps them: these take their place in memory.
+// PyTorch has made its hooks when it was imported, and keeps them: these take their place in
+// memory.
 const bool hooked = [] {
   static_assert(sizeof(StandinHooks) == sizeof(at::CUDAHooksInterface));
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) StandinHooks;
@@ -186,8 +187,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("copy_", Copy); }
 
 }  // namespace
 
-// Makes another stream the current one, which does not wait for the legacy stream; or the legacy one
-// again.
+// Makes another stream the current one, which does not wait for the legacy stream; or the legacy
+// one again.
 extern "C" void standin_torch_use_other_stream(bool use) {
   MakeCurrent();
   CUstream made = nullptr;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of a stand-in device for PyTorch: they copy to the host and run there.
 //
-// A file that includes this defines STANDIN_KEY, the dispatch key of its device, and before it, in an
-// anonymous namespace: kType, its device type; `allocator`; and CopyFrom(from, to, non_blocking).
+// A file that includes this defines STANDIN_KEY, the dispatch key of its device, and before it, in
+// an anonymous namespace: kType, its device type; `allocator`; and CopyFrom(from, to,
+// non_blocking).
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/native/CPUFallback.h>

@@ -154,7 +154,8 @@ void BindProgram(nb::module_& m) {
       .def("torch_waits", [](const Gpu& gpu) { Check(gpu.TorchWaits()); })
       // The address of a shared_ptr for torch.classes.caesura.Graph to take over.
       .def("share", [](const Gpu& gpu) {
-        return reinterpret_cast<int64_t>(new std::shared_ptr<const ExecutionProvider>(gpu.provider));
+        return reinterpret_cast<int64_t>(
+            new std::shared_ptr<const ExecutionProvider>(gpu.provider));
       });
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::bytes, int, const Gpu*>(), nb::arg("model"), nb::arg("threads"),

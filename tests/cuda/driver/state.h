@@ -158,8 +158,8 @@ struct State {
   int devices = 1, driver_version = 13000, capability = 90;
   std::uint64_t memory = std::uint64_t{80} << 30, allocated = 0, most_allocated = 0;
 
-  std::deque<std::vector<CUcontext>> thread_contexts;            // of all threads that there were
-  std::vector<std::unique_ptr<CUctx_st>> contexts;  // primary, one a device
+  std::deque<std::vector<CUcontext>> thread_contexts;  // of all threads that there were
+  std::vector<std::unique_ptr<CUctx_st>> contexts;     // primary, one a device
   std::map<CUstream, std::unique_ptr<CUstream_st>> streams;
   std::map<std::pair<CUcontext, std::uint64_t>, CUstream> default_streams;  // legacy: of thread 0
   std::map<CUevent, std::unique_ptr<CUevent_st>> events;

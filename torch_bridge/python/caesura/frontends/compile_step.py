@@ -68,8 +68,9 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     repeat them; they are not eager's.
 
     Args:
-        module: the module. Parameters in another memory format (channels_last) become contiguous, since each kernel
-            chooses its own. With DTensors (parallelize_module) each rank trains its parts.
+        module: the module, on the CPU or on one of NVIDIA's GPUs. Parameters in another memory format (channels_last)
+            become contiguous, since each kernel chooses its own. With DTensors (parallelize_module) each rank trains its
+            parts.
         loss_fn: called as ``loss_fn(module(*args[:-1], **kwargs), args[-1])``. None if the module takes all arguments and
             returns its loss: a scalar, or an object or dict with `loss`.
         optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
@@ -318,6 +319,7 @@ class CompiledStep(Suspendable, Ranked):
             raise StepRefused("the step cannot be one program: of its tensors some lie on "
                               f"{'; '.join(missing) or ', '.join(sorted(map(str, away)))}. caesura.wrap runs such modules")
         if away:
+            self.ranks.refuse_gpu()
             take_attention(graph)
         captured, table = [], decompositions(KEPT)
         if differentiates:

@@ -42,6 +42,12 @@ class StepRanks:
             raise StepRefused(f"with several ranks the program must do the update, which {type(optimizer).__name__} cannot be written "
                               "into; write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
 
+    def refuse_gpu(self):
+        """Refuses a module on a GPU: the ranks of a step exchange tensors of the host."""
+        if communicator(self._group) is not None:
+            raise StepRefused("with several ranks a step takes modules on the CPU only so far; for a module on a GPU write "
+                              "DistributedDataParallel(caesura.wrap(module)) and a plain loop")
+
     def take_parts(self, tensors: dict):
         """Tells how the ranks hold these tensors, by name, of a program.
 
