@@ -10,7 +10,7 @@ import torch
 
 from caesura.capture.autograd_function import parts_of
 
-_ATTENTION = torch._C._nn.scaled_dot_product_attention
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _CAPTURED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 

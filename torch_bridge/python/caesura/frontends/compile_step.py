@@ -36,7 +36,7 @@ from caesura.frontends.ranked import Ranked
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
-from caesura.runtime.gpu import CPU, open_gpu
+from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
@@ -68,9 +68,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
     repeat them; they are not eager's.
 
     Args:
-        module: the module, on the CPU or on one of NVIDIA's GPUs. Parameters in another memory format (channels_last)
-            become contiguous, since each kernel chooses its own. With DTensors (parallelize_module) each rank trains its
-            parts.
+        module: the module, on the CPU or on one NVIDIA GPU. Its parameters become contiguous (channels_last does not stay).
+            With DTensors (parallelize_module) each rank trains its parts.
         loss_fn: called as ``loss_fn(module(*args[:-1], **kwargs), args[-1])``. None if the module takes all arguments and
             returns its loss: a scalar, or an object or dict with `loss`.
         optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
@@ -313,12 +312,10 @@ class CompiledStep(Suspendable, Ranked):
         problems += refused_dtensors(graph, loss)
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
-        away = {t.device for t in example_inputs if isinstance(t, torch.Tensor) and t.device != CPU}
-        missing = sorted(f"{device}: {open_gpu(device)[1]}" for device in away if open_gpu(device)[0] is None)
-        if missing or len(away) > 1:
-            raise StepRefused("the step cannot be one program: of its tensors some lie on "
-                              f"{'; '.join(missing) or ', '.join(sorted(map(str, away)))}. caesura.wrap runs such modules")
-        if away:
+        devices = {t.device for t in example_inputs if isinstance(t, torch.Tensor)}
+        if why := refusal(devices):
+            raise StepRefused(f"the step cannot be one program: {why}")
+        if devices - {CPU}:
             self.ranks.refuse_gpu()
             take_attention(graph)
         captured, table = [], decompositions(KEPT)

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 
 from caesura import _core
-from caesura.sessions.providers import with_cuda_libraries
+from caesura.cuda_libraries import with_cuda_libraries
 
 CPU = torch.device("cpu")
 # The stream that PyTorch works on unless a user changes it. Kernels of both are then in one order by themselves.
@@ -24,3 +24,12 @@ def open_gpu(device: torch.device) -> tuple[Optional[_core.Gpu], str]:
         return _core.Gpu(with_cuda_libraries(options)), ""
     except NotImplementedError as error:
         return None, str(error)
+
+
+def refusal(devices) -> str:
+    """Why tensors on these devices are not in one program; "" where they are: on the CPU, and on one GPU at most."""
+    away = sorted(set(devices) - {CPU}, key=str)
+    missing = [f"{device}: {open_gpu(device)[1]}" for device in away if open_gpu(device)[0] is None]
+    if not missing and len(away) < 2:
+        return ""
+    return f"of its tensors some lie on {'; '.join(missing) or ', '.join(map(str, away))}. caesura.wrap runs such modules"

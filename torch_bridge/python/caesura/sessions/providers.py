@@ -2,15 +2,14 @@
 """The providers that sessions name: which there are, their options, and how _core takes them."""
 
 import importlib.util
-import pathlib
 
 from caesura import _core, torch_kernels
+from caesura.cuda_libraries import with_cuda_libraries
 
 CPU: str = "CPUExecutionProvider"
 TORCH: str = "TorchExecutionProvider"
 COUNTING: str = "CountingExecutionProvider"
 OPENVINO, CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
-_CUDA_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
 SHORT = {"cpu": (CPU,), "torch": (TORCH, CPU), "torch-only": (TORCH,)}
 
 
@@ -28,17 +27,6 @@ def get_available_providers() -> list:
     """
     openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
     return [CPU] + [TORCH] * torch_kernels.built() + [OPENVINO] * openvino
-
-
-def with_cuda_libraries(options: dict) -> dict:
-    """The options with the files that NVIDIA's packages have installed beside Python, where the caller names none."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = [pathlib.Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
-    for option, pattern in _CUDA_LIBRARIES.items():
-        found = [path for folder in folders for path in sorted(folder.glob(f"*/lib/{pattern}"))]
-        if found:
-            options.setdefault(option, str(found[0]))
-    return options
 
 
 def _is_plugin(name: str) -> bool:
