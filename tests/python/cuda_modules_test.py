@@ -354,6 +354,20 @@ def test_autocast(cuda, autocast):  # noqa: F811
     assert caesura.report().fallbacks == {}
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_an_onnx_module_gives_its_outputs_there(cuda, other):  # noqa: F811
+    from cuda_provider_test import X, net
+
+    cuda.use_other_stream(other)
+    module = caesura.OnnxModule(net(), providers=[cuda.provider()])
+    expected = caesura.OnnxModule(net())(torch.from_numpy(X))
+    with torch.no_grad():
+        given = module(torch.from_numpy(X).to(DEVICE))
+    assert given.device == DEVICE
+    torch.testing.assert_close(given.cpu(), expected, rtol=1e-5, atol=1e-6)
+    assert module(torch.from_numpy(X)).device.type == "cpu"
+
+
 LATER = """
 import sys
 import pytest, torch

@@ -104,9 +104,15 @@ DLTensor View(const DLPackExchangeAPI& api, nb::handle object) {
   return view;
 }
 
+// PyTorch's function table; null until it is needed. Set under the GIL; torch is never unloaded.
+const DLPackExchangeAPI* torch_api = nullptr;
+
 // The stream that the library works on now; null on the host.
 void* StreamOf(const DLPackExchangeAPI& api, Device device) {
   void* stream = nullptr;
+  if (device.type == DeviceType::kCuda && &api == torch_api) {
+    if (const Result<void*> of_torch = TorchStream(device); of_torch.ok()) return *of_torch;
+  }
   if (device.type == DeviceType::kCuda &&
       api.current_work_stream(kDLCUDA, device.index, &stream) != 0)
     throw nb::python_error();
@@ -212,16 +218,14 @@ nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object ma
 // PyTorch's function table; raises ImportError where there is no PyTorch, NotImplementedError for
 // one before 2.10.
 const DLPackExchangeAPI& TorchApi() {
-  static const DLPackExchangeAPI* api =
-      nullptr;  // set once, under the GIL; torch is never unloaded
-  if (api == nullptr) {
+  if (torch_api == nullptr) {
     nb::object type = nb::module_::import_("torch").attr("Tensor");
-    api = ExchangeApiOf(reinterpret_cast<PyTypeObject*>(type.ptr()));
-    if (api == nullptr)
+    torch_api = ExchangeApiOf(reinterpret_cast<PyTypeObject*>(type.ptr()));
+    if (torch_api == nullptr)
       Raise(Unsupported(
           "this PyTorch has no DLPack function table; version 2.10 or newer is needed"));
   }
-  return *api;
+  return *torch_api;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ import torch
 
 from caesura.capture.compat import tree_leaves, tree_map
 from caesura.sessions.inference import InferenceSession
+from caesura.sessions.providers import CUDA
 
 
 class OnnxOutputs(dict):
@@ -32,7 +33,8 @@ class OnnxOutputs(dict):
 
 
 class OnnxModule(torch.nn.Module):
-    """Runs an ONNX model on PyTorch tensors, which are read where they are; outputs are the caller's only.
+    """Runs an ONNX model on PyTorch tensors, which are read where they are; outputs are the caller's only. With inputs on
+    a GPU, and CUDAExecutionProvider, outputs are there too; otherwise they are on the CPU.
 
     There is no gradient: inputs that require one are refused while gradients are recorded (use torch.no_grad(), or
     caesura.wrap and caesura.SplitModule to train). The weights are the model's, and not among parameters().
@@ -94,11 +96,30 @@ class OnnxModule(torch.nn.Module):
                 if isinstance(item, torch.Tensor) and item.requires_grad:
                     raise RuntimeError(f"input '{name}' requires a gradient, and OnnxModule gives none: detach it, use "
                                        "torch.no_grad(), or train through caesura.wrap")
-        results = self.session._session.run(self._wanted, feeds, None, torch=True)
+        device = self._device_of(feeds)
+        if device is not None:
+            results = self._run_on(device, feeds)
+        else:
+            results = self.session._session.run(self._wanted, feeds, None, torch=True)
         outputs = OnnxOutputs(zip(self._wanted, results))
         if self._structure is not None:
             return tree_map(lambda name: outputs[name], self._structure)
         return results[0] if len(results) == 1 else outputs
+
+    def _device_of(self, feeds: dict):
+        """The GPU that a run's outputs stay on: that of its inputs, where the session's kernels are there. Else None."""
+        devices = [item.device for item in feeds.values() if isinstance(item, torch.Tensor) and item.device.type == "cuda"]
+        if not devices or CUDA not in self.session.get_providers() or any(isinstance(item, list) for item in feeds.values()):
+            return None
+        return devices[0]
+
+    def _run_on(self, device, feeds: dict) -> list:
+        binding = self.session.io_binding()
+        for name, item in feeds.items():
+            binding.bind_cpu_input(name, item if hasattr(item, "__dlpack__") else torch.as_tensor(item))
+        for name in self._wanted:
+            binding.bind_output(name, "cuda", device.index or 0)
+        return [value.to_torch() for value in self.session.run_with_iobinding(binding)]
 
     def _feeds(self, inputs: tuple, named: dict) -> dict:
         """The value of each input that is given; inputs that are left out are not in it."""
