@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gather, and GatherGrad (ai.caesura). The gradient first sorts the indices so that equal ones keep
+// Gather, GatherElements, and GatherGrad (ai.caesura). The gradient first sorts the indices so that equal ones keep
 // their order; then threads add the slices of one row in that order, each thread in columns of its
 // own. Sums of halves are kept in float32 until they are whole.
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/kernel_list.h"
+#include "core/kernels/cuda/strided_walk.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
 
@@ -92,6 +93,53 @@ Status CreateGather(KernelInfo& info, const CudaDevicePtr& device) {
     return (pieces ? by_piece : by_element)
         .Launch(x, context.Input<void>(1), y, elements / of_launch, at.dim, at.inner / of_launch,
                 at.count, error, number);
+  });
+  return {};
+}
+
+// --- GatherElements ---
+
+Status CreateGatherElements(KernelInfo& info, const CudaDevicePtr& device) {
+  RETURN_IF_ERROR(CheckIndices(info));
+  const Shape &data = info.InputShape(0), indices = info.InputShape(1);
+  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", 0), data.rank()));
+  bool fits = indices.rank() == data.rank();
+  for (int a = 0; fits && a < data.rank(); ++a) fits = a == axis || indices[a] <= data[a];
+  if (!fits) return info.Invalid("indices: shape " + indices.ToString() + " in " + data.ToString());
+  const int64_t n = indices.elements(), dim = data[axis];
+  info.SetOutput(0, info.InputDType(0), indices);
+  if (n == 0) {
+    info.SetCompute([](KernelContext&) {});
+    return {};
+  }
+  if (dim == 0) return info.Refuse("gathers from nothing");
+  std::vector<int64_t> strides = data.Strides();
+  const int64_t step = std::exchange(strides[axis], 0);
+  const StridedWalk walk = StridedWalk::Make(indices.dims(), {strides});
+  const std::string source =
+      std::string("typedef ") + CudaStorageType(info.InputDType(0)) + " S;\ntypedef " +
+      CudaStorageType(info.InputDType(1)) + " I;\n" + walk.Struct() + R"(
+extern "C" __global__ void gather_elements(const S* x, const I* indices, S* y, i64 n, i64 dim, i64 step,
+    unsigned* error, unsigned number, Walk walk) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    i64 index = Load(indices + i);
+    if (index < 0) index += dim;
+    if (index < 0 || index >= dim) { atomicCAS(error, 0u, number); index = 0; }
+)" + walk.Offsets() +
+      "y[i] = x[offset0 + index * step];\n}\n}\n";
+  ASSIGN_OR_RETURN(const CudaKernel kernel,
+                   CudaKernel::Make(device, source, "gather_elements", GridOver(*device, n)));
+  info.SetCompute([=, numbers = walk.Numbers(), error = device->error_cell(),
+                   number = device->AddError(OutOfRange(info, dim))](KernelContext& context) {
+    CudaArguments arguments;
+    arguments.AddPointer(context.Input<void>(0));
+    arguments.AddPointer(context.Input<void>(1));
+    arguments.AddPointer(context.Output<void>(0));
+    for (const int64_t* value : {&n, &dim, &step}) arguments.Add(value);
+    arguments.AddPointer(error);
+    arguments.Add(&number);
+    arguments.Add(numbers.data());
+    return kernel.LaunchWith(arguments.addresses());
   });
   return {};
 }
@@ -326,6 +374,9 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device) {
   registry.Add({.op_type = "Gather", .types = kCudaTypes, .create = [device](KernelInfo& info) {
                   return CreateGather(info, device);
                 }});
+  registry.Add({.op_type = "GatherElements",
+                .types = kCudaTypes,
+                .create = [device](KernelInfo& info) { return CreateGatherElements(info, device); }});
   registry.Add({.op_type = "GatherGrad",
                 .domain = kCaesuraDomain,
                 .types = kFloatTypes,

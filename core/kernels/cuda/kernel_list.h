@@ -17,6 +17,7 @@ void RegisterCudaCastAll(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaFusedRows(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaProducts(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaMovement(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaPlacement(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaReductions(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
@@ -30,7 +31,7 @@ void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& de
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
   for (auto* add :
        {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
-        RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
+        RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
         RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss, RegisterCudaCollectives,
         RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);

@@ -4,10 +4,8 @@
 #include "core/kernels/cuda/strided_walk.h"
 
 namespace caesura {
-namespace {
 
-// An unsigned type of as many bytes as the element has.
-const char* WordOf(size_t bytes) {
+const char* CudaWord(size_t bytes) {
   switch (bytes) {
     case 1: return "unsigned char";
     case 2: return "unsigned short";
@@ -17,11 +15,9 @@ const char* WordOf(size_t bytes) {
   }
 }
 
-}  // namespace
-
 Result<CudaStridedCopy> CudaStridedCopy::Make(const KernelInfo& info, const CudaDevicePtr& device,
                                               size_t bytes, const StridedBox& box) {
-  const char* word = WordOf(bytes);
+  const char* word = CudaWord(bytes);
   if (word == nullptr) return info.Refuse("elements of so many bytes are not moved on CUDA");
   CudaStridedCopy out;
   const StridedWalk walk = StridedWalk::Make(box.extents, {box.src_strides, box.dst_strides});

@@ -11,6 +11,9 @@
 
 namespace caesura {
 
+// An unsigned type of so many bytes, as kernels write it; null for 16 and more.
+const char* CudaWord(size_t bytes);
+
 // Thread safety: Run from any thread.
 class CudaStridedCopy {
  public:

@@ -5,6 +5,7 @@
 #define CAESURA_CORE_KERNELS_SPEC_MOVES_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -21,6 +22,13 @@ struct StridedBox {
   int64_t src_offset = 0;
   int64_t dst_offset = 0;
 };
+
+// The same elements moved back.
+inline StridedBox Reversed(StridedBox box) {
+  std::swap(box.src_strides, box.dst_strides);
+  std::swap(box.src_offset, box.dst_offset);
+  return box;
+}
 
 // The box that permutes a contiguous tensor of `shape`: axis a of the contiguous result is axis
 // perm[a] of the source.

@@ -6,6 +6,7 @@
 #include "core/kernels/cpu/image/tap_chain.h"
 #include "core/kernels/cpu/movement/element_walk.h"
 #include "core/kernels/cpu/movement/pad_maps.h"
+#include "core/kernels/spec/pad_spec.h"
 #include "core/kernels/cpu/movement/strided_copy.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/spec/factory_checks.h"
@@ -144,23 +145,6 @@ Status CreateSliceGrad(KernelInfo& info) {
   return SetPlacement(info, shape, std::move(box));
 }
 
-// Constant padding is a placement the other way round: the part of dY that came from X.
-StridedBox UnpaddedBox(const Shape& shape, const Shape& padded, const std::vector<AxisMap>& maps) {
-  StridedBox box;
-  box.src_strides = padded.Strides();
-  box.dst_strides = shape.Strides();
-  for (int a = 0; a < shape.rank(); ++a) {
-    const AxisMap& map = maps[a];
-    const auto inside = [](int64_t i) { return i != kFillIndex; };
-    const auto first = std::find_if(map.begin(), map.end(), inside);
-    box.extents.push_back(std::count_if(map.begin(), map.end(), inside));
-    if (first == map.end()) continue;
-    box.src_offset += (first - map.begin()) * box.src_strides[a];
-    box.dst_offset += *first * box.dst_strides[a];
-  }
-  return box;
-}
-
 // Every element of dY is added to the element of X that it copied.
 Status SetPadCopiesGrad(KernelInfo& info, const Shape& shape, std::vector<AxisMap> maps) {
   std::vector<AxisTaps> axes(shape.rank());
@@ -186,13 +170,12 @@ Status SetPadCopiesGrad(KernelInfo& info, const Shape& shape, std::vector<AxisMa
 
 Status CreatePadGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape shape, TargetShape(info, 1));
+  ASSIGN_OR_RETURN(const PadAmounts amounts, ReadPadAmounts(info, shape, 2, 3));
+  RETURN_IF_ERROR(CheckGradientShape(info, amounts.padded));
+  // Constant padding is a placement the other way round: the part of dY that came from X.
+  if (info.Attr<std::string>("mode", "constant") == "constant")
+    return SetPlacement(info, shape, Reversed(PadBox(shape, amounts)));
   ASSIGN_OR_RETURN(std::vector<AxisMap> maps, ResolvePad(info, shape, 2, 3));
-  std::vector<int64_t> padded;
-  for (const AxisMap& map : maps) padded.push_back(static_cast<int64_t>(map.size()));
-  RETURN_IF_ERROR(CheckGradientShape(info, Shape(padded)));
-  if (info.Attr<std::string>("mode", "constant") == "constant") {
-    return SetPlacement(info, shape, UnpaddedBox(shape, Shape(padded), maps));
-  }
   return SetPadCopiesGrad(info, shape, std::move(maps));
 }
 

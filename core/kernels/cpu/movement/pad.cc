@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pad in its four modes.
-#include <numeric>
+#include <algorithm>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/movement/kernel_list.h"
 #include "core/kernels/cpu/movement/pad_maps.h"
 #include "core/kernels/kernel_context.h"
-#include "core/kernels/spec/factory_checks.h"
+#include "core/kernels/spec/pad_spec.h"
 
 namespace caesura {
 namespace {
-
-// Index tables are built while planning: beyond this an axis is taken for a mistake.
-constexpr int64_t kLongestTable = int64_t{1} << 28;
 
 enum class PadMode { kConstant, kReflect, kEdge, kWrap };
 
@@ -41,45 +38,12 @@ int64_t SourceIndex(PadMode mode, int64_t i, int64_t count) {
   return phase < count ? phase : period - phase;
 }
 
-// The inputs as numbers: how many elements come before each axis (negative: are cropped), and its
-// final extent.
-struct PadAmounts {
-  std::vector<int64_t> before;
-  Shape padded;
-};
-
-Result<PadAmounts> ReadAmounts(const KernelInfo& info, const Shape& shape, int pads, int axes) {
-  std::vector<int64_t> listed = info.HostInts(axes);
-  if (!info.HasInput(axes)) {
-    listed.resize(shape.rank());
-    std::iota(listed.begin(), listed.end(), 0);
-  }
-  ASSIGN_OR_RETURN(const std::vector<int> checked, CheckAxes(info, listed, shape.rank()));
-  const std::vector<int64_t> amounts = info.HostInts(pads);
-  if (amounts.size() != 2 * checked.size()) {
-    return info.Invalid("pads: expected " + std::to_string(2 * checked.size()) + " values, got " +
-                        std::to_string(amounts.size()));
-  }
-  std::vector<int64_t> before(shape.rank(), 0), dims = shape.dims();
-  for (size_t i = 0; i < checked.size(); ++i) {
-    const int64_t after = amounts[checked.size() + i];
-    int64_t& dim = dims[checked[i]];
-    before[checked[i]] = amounts[i];
-    if (__builtin_add_overflow(dim, amounts[i], &dim) || __builtin_add_overflow(dim, after, &dim) ||
-        dim > kLongestTable) {
-      return info.Invalid("pads: the values are too large");
-    }
-  }
-  ASSIGN_OR_RETURN(Shape padded, CheckDims(info, std::move(dims), info.InputDType(0)));
-  return PadAmounts{std::move(before), std::move(padded)};
-}
-
 }  // namespace
 
 Result<std::vector<AxisMap>> ResolvePad(const KernelInfo& info, const Shape& shape, int pads,
                                         int axes) {
   ASSIGN_OR_RETURN(const PadMode mode, ReadMode(info));
-  ASSIGN_OR_RETURN(const PadAmounts amounts, ReadAmounts(info, shape, pads, axes));
+  ASSIGN_OR_RETURN(const PadAmounts amounts, ReadPadAmounts(info, shape, pads, axes));
   std::vector<AxisMap> maps(shape.rank());
   for (int a = 0; a < shape.rank(); ++a) {
     const int64_t before = amounts.before[a], extent = amounts.padded[a];
