@@ -354,6 +354,34 @@ def test_autocast(cuda, autocast):  # noqa: F811
     assert caesura.report().fallbacks == {}
 
 
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")  # transformers logs once in a while
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_transformers_run_wholly_there(cuda, name):  # noqa: F811
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20, "intermediate_size": 24}
+    if name == "llama":
+        module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=1))
+    else:
+        module = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, max_position_embeddings=16)).eval()
+    eager, other = pair(module)
+    ids = batch()[0]
+    expected, given = (m(input_ids=ids, labels=ids).loss for m in (eager, caesura.wrap(other)))
+    torch.testing.assert_close(given.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+    expected.backward()
+    given.backward()
+    assert_gradients_equal(other, eager)
+    assert not [what for what, _ in caesura.report().fallbacks if what != "a graph break"]
+    step = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=0.1))
+    for _ in range(2):
+        step(input_ids=ids, labels=ids)
+    counts = [cuda.calls(f"cuMemcpy{way}Async") for way in ("DtoH", "HtoD")]
+    step(input_ids=ids, labels=ids)
+    # The loss, and whether a kernel met a wrong index; numbers that the update is fed. Indices in buffers of BERT's are
+    # taken for a chain of shapes, which runs on the host.
+    expected = [2, 2] if name == "llama" else [6, 4]
+    assert [cuda.calls(f"cuMemcpy{way}Async") - n for way, n in zip(("DtoH", "HtoD"), counts, strict=True)] == expected
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_an_onnx_module_gives_its_outputs_there(cuda, other):  # noqa: F811
     from cuda_provider_test import X, net

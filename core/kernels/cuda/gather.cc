@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gather, GatherElements, and GatherGrad (ai.caesura). The gradient first sorts the indices so that equal ones keep
-// their order; then threads add the slices of one row in that order, each thread in columns of its
-// own. Sums of halves are kept in float32 until they are whole.
+// Gather, GatherElements, and GatherGrad (ai.caesura). The gradient first sorts the indices so that
+// equal ones keep their order; then threads add the slices of one row in that order, each thread in
+// columns of its own. Sums of halves are kept in float32 until they are whole.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -116,17 +116,16 @@ Status CreateGatherElements(KernelInfo& info, const CudaDevicePtr& device) {
   std::vector<int64_t> strides = data.Strides();
   const int64_t step = std::exchange(strides[axis], 0);
   const StridedWalk walk = StridedWalk::Make(indices.dims(), {strides});
-  const std::string source =
-      std::string("typedef ") + CudaStorageType(info.InputDType(0)) + " S;\ntypedef " +
-      CudaStorageType(info.InputDType(1)) + " I;\n" + walk.Struct() + R"(
+  const std::string source = std::string("typedef ") + CudaStorageType(info.InputDType(0)) +
+                             " S;\ntypedef " + CudaStorageType(info.InputDType(1)) + " I;\n" +
+                             walk.Struct() + R"(
 extern "C" __global__ void gather_elements(const S* x, const I* indices, S* y, i64 n, i64 dim, i64 step,
     unsigned* error, unsigned number, Walk walk) {
   for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
     i64 index = Load(indices + i);
     if (index < 0) index += dim;
     if (index < 0 || index >= dim) { atomicCAS(error, 0u, number); index = 0; }
-)" + walk.Offsets() +
-      "y[i] = x[offset0 + index * step];\n}\n}\n";
+)" + walk.Offsets() + "y[i] = x[offset0 + index * step];\n}\n}\n";
   ASSIGN_OR_RETURN(const CudaKernel kernel,
                    CudaKernel::Make(device, source, "gather_elements", GridOver(*device, n)));
   info.SetCompute([=, numbers = walk.Numbers(), error = device->error_cell(),
@@ -374,9 +373,10 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device) {
   registry.Add({.op_type = "Gather", .types = kCudaTypes, .create = [device](KernelInfo& info) {
                   return CreateGather(info, device);
                 }});
-  registry.Add({.op_type = "GatherElements",
-                .types = kCudaTypes,
-                .create = [device](KernelInfo& info) { return CreateGatherElements(info, device); }});
+  registry.Add(
+      {.op_type = "GatherElements", .types = kCudaTypes, .create = [device](KernelInfo& info) {
+         return CreateGatherElements(info, device);
+       }});
   registry.Add({.op_type = "GatherGrad",
                 .domain = kCaesuraDomain,
                 .types = kFloatTypes,

@@ -31,9 +31,9 @@ void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& de
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
   for (auto* add :
        {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
-        RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
-        RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss, RegisterCudaCollectives,
-        RegisterCudaUpdates, RegisterCudaGradientScale}) {
+        RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather,
+        RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss,
+        RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

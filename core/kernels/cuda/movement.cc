@@ -46,6 +46,8 @@ void RegisterCudaMovement(KernelRegistry& registry, const CudaDevicePtr& device)
   const KernelDef view = {.host_inputs = {1}, .aliases = {View(0, 0)}, .strided_inputs = {0}};
   add("Reshape", ReshapeMoves, view);
   add("Flatten", FlattenMoves, view);
+  add("Detach", DetachMoves,
+      {.domain = kCaesuraDomain, .aliases = {View(0, 0)}, .strided_inputs = {0}});
   add("Squeeze", SqueezeMoves, view);
   add("Unsqueeze", UnsqueezeMoves, view);
   add("Transpose", TransposeMoves, {.strided_inputs = {0}});

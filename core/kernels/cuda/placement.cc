@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops that place a box of elements among others: Pad by a constant, PadGrad and SliceGrad. The
-// result is filled, then the box is copied into it.
+// Ops that place a box of elements among others: Pad, PadGrad and SliceGrad. The result is filled,
+// then the box is copied into it. Pad in its other modes finds the source of each element.
 #include "core/kernels/cuda/kernel_list.h"
 #include "core/kernels/cuda/strided_copy.h"
 #include "core/kernels/kernel_context.h"
@@ -50,15 +50,86 @@ Status SetPlacement(KernelInfo& info, const CudaDevicePtr& device, Shape shape,
   return {};
 }
 
-Status CheckConstant(const KernelInfo& info) {
-  const bool constant = info.Attr<std::string>("mode", "constant") == "constant";
-  return constant ? Status() : info.Refuse("pads by a constant only on CUDA");
+// Along an axis: `extent` elements of the result, the first of which stands for number `from` of
+// `count` elements; those begin at `first`, `stride` apart.
+constexpr char kPad[] = R"(
+extern "C" __global__ void pad(const S* x, S* y, i64 n, Axes axes) {
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
+    i64 rest = i, source = 0;
+    #pragma unroll
+    for (int a = RANK - 1; a >= 0; --a) {
+      const Axis axis = axes.at[a];
+      i64 k = rest % axis.extent + axis.from;
+      rest /= axis.extent;
+      if (k < 0 || k >= axis.count) k = Outside(k, axis.count);
+      source += (axis.first + k) * axis.stride;
+    }
+    y[i] = x[source];
+  }
+}
+)";
+
+// Mirrored at the first and the last element, over and over; repeated; or the nearest element.
+constexpr char kReflect[] = R"(
+  const i64 period = count > 1 ? 2 * (count - 1) : 1, phase = (k % period + period) % period;
+  return phase < count ? phase : period - phase;
+)";
+constexpr char kWrap[] = "return (k % count + count) % count;";
+constexpr char kEdge[] = "return k < 0 ? 0 : count - 1;";
+
+Status CreateOtherPad(KernelInfo& info, const CudaDevicePtr& device, const std::string& mode,
+                      const PadAmounts& amounts) {
+  const char* outside = mode == "reflect" ? kReflect
+                        : mode == "wrap"  ? kWrap
+                        : mode == "edge"  ? kEdge
+                                          : nullptr;
+  if (outside == nullptr)
+    return info.Invalid("mode: expected constant, reflect, edge or wrap, got " + mode);
+  struct Axis {
+    int64_t extent, from, count, first, stride;
+  };
+  const Shape& shape = info.InputShape(0);
+  const StridedBox box = PadBox(shape, amounts);
+  std::vector<Axis> axes;
+  for (int a = 0; a < shape.rank(); ++a) {
+    const int64_t extent = amounts.padded[a], before = amounts.before[a];
+    if (box.extents[a] == 0 && extent > 0)
+      return info.Invalid("axis " + std::to_string(a) + " has no element to pad from");
+    axes.push_back({extent, -std::max<int64_t>(0, before), box.extents[a],
+                    std::max<int64_t>(0, -before), box.src_strides[a]});
+  }
+  if (axes.empty()) return SetPlacement(info, device, amounts.padded, box, -1);
+  const int64_t n = amounts.padded.elements();
+  info.SetOutput(0, info.InputDType(0), amounts.padded);
+  if (n == 0) {
+    info.SetCompute([](KernelContext&) {});
+    return {};
+  }
+  const std::string rank = std::to_string(axes.size());
+  const std::string source =
+      std::string("typedef ") + CudaWord(DTypeSize(info.InputDType(0))) + " S;\n#define RANK " +
+      rank + "\nstruct Axis { i64 extent, from, count, first, stride; };\nstruct Axes { Axis at[" +
+      rank + "]; };\n__device__ inline i64 Outside(i64 k, i64 count) {" + outside + "}\n" + kPad;
+  ASSIGN_OR_RETURN(const CudaKernel pad,
+                   CudaKernel::Make(device, source, "pad", GridOver(*device, n)));
+  info.SetCompute([=, axes = std::move(axes)](KernelContext& context) {
+    CudaArguments arguments;
+    arguments.AddPointer(context.Input<void>(0));
+    arguments.AddPointer(context.Output<void>(0));
+    arguments.Add(&n);
+    arguments.Add(axes.data());
+    return pad.LaunchWith(arguments.addresses());
+  });
+  return {};
 }
 
 Status CreatePad(KernelInfo& info, const CudaDevicePtr& device) {
-  RETURN_IF_ERROR(CheckConstant(info));
   const Shape& shape = info.InputShape(0);
+  if (CudaWord(DTypeSize(info.InputDType(0))) == nullptr)
+    return info.Refuse("elements of 16 bytes are not moved on CUDA");
   ASSIGN_OR_RETURN(const PadAmounts amounts, ReadPadAmounts(info, shape, 1, 3));
+  const auto mode = info.Attr<std::string>("mode", "constant");
+  if (mode != "constant") return CreateOtherPad(info, device, mode, amounts);
   if (info.HasInput(2) &&
       (info.InputDType(2) != info.InputDType(0) || info.InputShape(2).elements() != 1)) {
     return info.Invalid("constant_value: expected one " +
@@ -76,7 +147,8 @@ Status CheckGradient(const KernelInfo& info, const Shape& expected) {
 }
 
 Status CreatePadGrad(KernelInfo& info, const CudaDevicePtr& device) {
-  RETURN_IF_ERROR(CheckConstant(info));
+  if (info.Attr<std::string>("mode", "constant") != "constant")
+    return info.Refuse("only the gradient of constant padding has a kernel on CUDA");
   ASSIGN_OR_RETURN(const Shape shape, CheckDims(info, info.HostInts(1), info.InputDType(0)));
   ASSIGN_OR_RETURN(const PadAmounts amounts, ReadPadAmounts(info, shape, 2, 3));
   RETURN_IF_ERROR(CheckGradient(info, amounts.padded));

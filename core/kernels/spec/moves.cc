@@ -295,6 +295,8 @@ Result<Moves> FlattenMoves(KernelInfo& info) {
   return ViewAs(info, {shape.Elements(0, split), shape.Elements(split, shape.rank())});
 }
 
+Result<Moves> DetachMoves(KernelInfo& info) { return ViewAs(info, info.InputShape(0).dims()); }
+
 Result<Moves> SqueezeMoves(KernelInfo& info) {
   const Shape& shape = info.InputShape(0);
   std::vector<bool> drops(shape.rank(), false);

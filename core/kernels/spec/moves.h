@@ -57,6 +57,7 @@ Result<Moves> SplitMoves(KernelInfo& info);
 Result<Moves> SliceMoves(KernelInfo& info);
 Result<Moves> ReshapeMoves(KernelInfo& info);
 Result<Moves> FlattenMoves(KernelInfo& info);
+Result<Moves> DetachMoves(KernelInfo& info);
 Result<Moves> SqueezeMoves(KernelInfo& info);
 Result<Moves> UnsqueezeMoves(KernelInfo& info);
 

@@ -68,6 +68,17 @@ TEST_F(CudaPlacement, PadsByAConstant) {
       {Tensor::Of<int64_t>({2, 2}, {1, 2, 3, 4}), Tensor::Of<int64_t>({1}, {7})});
 }
 
+TEST_F(CudaPlacement, PadsInTheOtherModes) {
+  for (const char* mode : {"reflect", "edge", "wrap"}) {
+    for (const char* pads : {"{1, 2, 0, 3}", "{4, -1, 5, 7}", "{-1, 0, -1, 0}"}) {
+      const Tensor x = Random(DType::kFloat32, Shape{3, 5}, random_);
+      Compare("(" + Declared("x", x) + ") => (y) <int64[4] pads = " + pads +
+                  "> { y = Pad <mode = \"" + mode + "\"> (x, pads) }",
+              {x});
+    }
+  }
+}
+
 TEST_F(CudaPlacement, Gradients) {
   for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
     const Tensor padded = Random(dtype, Shape{4, 10}, random_),
@@ -107,10 +118,9 @@ TEST_F(CudaPlacement, GathersElements) {
 
 TEST_F(CudaPlacement, AnIndexOutsideIsReported) {
   const auto cuda = Provider(Unchecked());
-  const auto got = Run(
-      "(float[4] x, int64[2] at) => (y) { y = GatherElements (x, at) }",
-      {Ramp(Shape{4}), Tensor::Of<int64_t>({2}, {0, 4})},
-      {cuda, MakeCpuProvider(RegisterTrainingKernels)});
+  const auto got = Run("(float[4] x, int64[2] at) => (y) { y = GatherElements (x, at) }",
+                       {Ramp(Shape{4}), Tensor::Of<int64_t>({2}, {0, 4})},
+                       {cuda, MakeCpuProvider(RegisterTrainingKernels)});
   EXPECT_THAT(got.status().message(), ::testing::HasSubstr("an index is outside [-4, 4)"));
 }
 

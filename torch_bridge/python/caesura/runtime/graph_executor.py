@@ -131,7 +131,7 @@ class GraphProgram:
                 continue
             devices = devices_of([node, *node.all_input_nodes])
             if not devices <= {self.device}:
-                if node.target not in _UNTOLD:
+                if node.target not in _UNTOLD and not _is_empty(node):
                     away.setdefault(min(devices - {self.device}, key=str), node)
                 continue
             reason = self._refusal(node)
@@ -471,6 +471,12 @@ class CallStep:
 def as_scalar(value):
     """A value as programs take it: a float, which no shape depends on, becomes a tensor."""
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
+def _is_empty(node) -> bool:
+    """True for a tensor without elements, which takes no computing."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and 0 in value.shape
 
 
 def _bytes(node) -> int:
