@@ -11,6 +11,7 @@
 
 #include "torch_bridge/autograd_node.h"
 #include "torch_bridge/checked.h"
+#include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/gradient/training_mode.h"
 #include "training/step_program.h"
@@ -237,14 +238,28 @@ std::shared_ptr<NnModule> Module::clone(const std::optional<::torch::Device>& de
 // --- whole steps ---
 
 TrainingStep::TrainingStep(Model model, TrainingOptions options)
-    : session_(Checked(TrainingSession::Create(std::move(model), std::move(options)))) {}
+    : providers_(options.providers),
+      session_(Checked(TrainingSession::Create(std::move(model), std::move(options)))) {}
+
+NamedValues TrainingStep::Take(const TensorMap& feeds) const {
+  for (const auto& provider : providers_) Checked(WaitForTorch(*provider));
+  return FeedsOf(feeds);
+}
+
+void TrainingStep::LetGo() const {
+  for (const auto& provider : providers_) Checked(TorchWaits(*provider));
+}
 
 ::torch::Tensor TrainingStep::step(const TensorMap& feeds) {
-  return at::scalar_tensor(Checked(session_->Step(FeedsOf(feeds))), at::kDouble);
+  const Result<double> loss = session_->Step(Take(feeds));
+  LetGo();
+  return at::scalar_tensor(Checked(loss), at::kDouble);
 }
 
 std::vector<::torch::Tensor> TrainingStep::predict(const TensorMap& feeds) {
-  return TensorsOf(Checked(session_->Predict(FeedsOf(feeds))));
+  Result<std::vector<RuntimeValue>> outputs = session_->Predict(Take(feeds));
+  LetGo();
+  return TensorsOf(Checked(std::move(outputs)));
 }
 
 TensorMap TrainingStep::parameters() const {

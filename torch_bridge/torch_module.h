@@ -89,8 +89,9 @@ class Module : public ::torch::nn::Module {
 // Tensors by the names of a model's inputs, or of its parameters.
 using TensorMap = std::map<std::string, ::torch::Tensor>;
 
-// A TrainingSession that takes and returns torch tensors, without copying dense ones. Thread
-// safety: as TrainingSession.
+// A TrainingSession that takes and returns torch tensors, without copying dense ones. Tensors on the
+// GPU of one of its providers are read there, in order with PyTorch's current stream. Thread safety:
+// as TrainingSession.
 class TrainingStep {
  public:
   explicit TrainingStep(Model model, TrainingOptions options = {});
@@ -98,11 +99,18 @@ class TrainingStep {
   ::torch::Tensor step(const TensorMap& feeds);
   // The model's outputs in evaluation mode.
   std::vector<::torch::Tensor> predict(const TensorMap& feeds);
-  // Views of trained parameters and running statistics by name, which the next step changes.
+  // Views of trained parameters and running statistics by name, which the next step changes; copies
+  // of those on a GPU.
   TensorMap parameters() const;
   TrainingSession& session() { return *session_; }
 
  private:
+  // `feeds` for the session, whose work on them waits for PyTorch's.
+  NamedValues Take(const TensorMap& feeds) const;
+  // PyTorch's later work, on the feeds' memory too, waits for the session's.
+  void LetGo() const;
+
+  ProviderList providers_;
   std::unique_ptr<TrainingSession> session_;
 };
 
