@@ -22,17 +22,19 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaPool(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaBatchNorm(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add :
-       {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
-        RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
-        RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss, RegisterCudaCollectives,
-        RegisterCudaUpdates, RegisterCudaGradientScale}) {
+  for (auto* add : {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows,
+                    RegisterCudaProducts, RegisterCudaMovement, RegisterCudaReductions,
+                    RegisterCudaGather, RegisterCudaDropout, RegisterCudaAttention,
+                    RegisterCudaConv, RegisterCudaPool, RegisterCudaBatchNorm, RegisterCudaLoss,
+                    RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }
