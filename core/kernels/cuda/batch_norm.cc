@@ -379,7 +379,7 @@ struct ChannelKernels {
   }
 };
 
-// An emulator's or a real launch of nothing is refused, and nothing has no mean.
+// Nothing has no mean, and the types of parameters and statistics are not those of the registry.
 Status CheckHasElements(const KernelInfo& info, const BatchNormSpec& spec) {
   if (spec.view.elements() == 0) return info.Refuse("a batch norm of nothing");
   for (const DType dtype : {spec.parameter_type, spec.stat_type}) {
