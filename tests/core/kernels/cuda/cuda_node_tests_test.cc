@@ -33,8 +33,10 @@ bool IsClose(const RuntimeValue& got, const RuntimeValue& wanted) {
   return true;
 }
 
-// Ops all of whose cases run on the device.
+// Ops all of whose cases run on the device. A few integers are taken for a shape, and stay on the
+// host.
 bool IsOfTheDevice(const std::string& name) {
+  if (name == "test_maxpool_2d_uint8") return false;
   for (const char* op : {"test_maxpool_", "test_averagepool_", "test_globalaveragepool",
                          "test_globalmaxpool", "test_batchnorm_"}) {
     if (name.starts_with(op)) return true;

@@ -109,6 +109,17 @@ TEST_F(CudaPool, MaximaAndTheirGradients) {
   CompareMax(PoolCases()[1], RandomOf(DType::kFloat32, PoolCases()[1].x), ", storage_order = 1");
 }
 
+TEST_F(CudaPool, MaximaOfBytes) {
+  const PoolCase& c = PoolCases()[1];
+  for (const DType dtype : {DType::kInt8, DType::kUInt8}) {
+    const Tensor x = Tensor::Zeros(dtype, c.x);
+    for (int64_t i = 0; i < x.elements(); ++i) x.data<char>()[i] = static_cast<char>(i * 37 % 256);
+    Compare("(" + Declared("x", x) + ") => (y, indices) { y, indices = MaxPool <" + c.attributes +
+                "> (x) }",
+            {x}, 2, dtype);
+  }
+}
+
 // The first maximum counts; the last NaN; and windows in which all is -infinity have a place.
 TEST_F(CudaPool, TiesAndNumbersThatAreNone) {
   for (const PoolCase& c : {PoolCases()[1], PoolCases()[2]}) {
