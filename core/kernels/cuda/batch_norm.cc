@@ -77,7 +77,8 @@ template <bool kWhole, typename Term> __device__ inline C SumOf(const S* x, cons
   C sum = 0;
   #pragma unroll 4
   for (Index j = part.own_first(); j < part.end; j += THREADS / LANES * V) {
-    const Vector<S, V> v = LoadVector<V, kWhole>(x + ElementAt(part.channel, j, channels, positions));
+    const Index at = ElementAt(part.channel, j, channels, positions);
+    const Vector<S, V> v = LoadVector<V, kWhole>(x + at);
     #pragma unroll
     for (int e = 0; e < V; ++e) sum += term(Load(v.at + e));
   }

@@ -103,8 +103,10 @@ struct Maximum {
 };
 
 // Each result where it is wanted: `places` in the image, `indices` in all of X.
-extern "C" __global__ void max_pool(const S* x, S* y, i64* indices, int* places, i64 n, Sizes sizes) {
-  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n; at += (i64)gridDim.x * blockDim.x) {
+extern "C" __global__ void max_pool(const S* x, S* y, i64* indices, int* places, i64 n,
+    Sizes sizes) {
+  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n;
+       at += (i64)gridDim.x * blockDim.x) {
     const Place o(at, sizes.output);
     const Index before = o.image * Elements(sizes.input);
     Maximum maximum = {x + before, LOWEST, -1};
@@ -132,8 +134,10 @@ struct MaximaHere {
   }
 };
 
-extern "C" __global__ void max_pool_gradient(const S* dy, const int* places, S* dx, i64 n, Sizes sizes) {
-  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n; at += (i64)gridDim.x * blockDim.x) {
+extern "C" __global__ void max_pool_gradient(const S* dy, const int* places, S* dx, i64 n,
+    Sizes sizes) {
+  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n;
+       at += (i64)gridDim.x * blockDim.x) {
     const Place i(at, sizes.input);
     const Index before = i.image * Elements(sizes.output);
     MaximaHere maxima = {dy + before, places + before, PlaceOf(i.a0, i.a1, i.a2, sizes.input), 0};
@@ -169,7 +173,8 @@ struct WindowSum {
 };
 
 extern "C" __global__ void average_pool(const S* x, S* y, i64 n, Sizes sizes) {
-  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n; at += (i64)gridDim.x * blockDim.x) {
+  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n;
+       at += (i64)gridDim.x * blockDim.x) {
     const Place o(at, sizes.output);
     WindowSum all = {x + o.image * Elements(sizes.input), 0};
     WalkWindow(o, sizes, all);
@@ -188,7 +193,8 @@ struct ShareSum {
 };
 
 extern "C" __global__ void average_pool_gradient(const S* dy, S* dx, i64 n, Sizes sizes) {
-  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n; at += (i64)gridDim.x * blockDim.x) {
+  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < n;
+       at += (i64)gridDim.x * blockDim.x) {
     const Place i(at, sizes.input);
     ShareSum shares = {dy + i.image * Elements(sizes.output), sizes, 0};
     WalkHolders(i, sizes, shares);
