@@ -38,7 +38,7 @@ OF_THE_SYSTEM = re.compile(r"(ld-linux|libc|libm|libdl|librt|libpthread|libresol
 STANDINS = {"cuda": "libcuda.so.1", "nvrtc": "libnvrtc.so.13", "cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"}
 
 KERNELS = ("CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaRowSums.*:CudaCastAll.*:CudaProducts.*:CudaLoss.*:CudaGather.*:"
-           "CudaReduction.*:CudaAttention.*:CudaConv.*:CudaGradientSweep.*:NcclOnOneGpu.*:CudaNodeTests.*")
+           "CudaReduction.*:CudaAttention.*:CudaConv.*:CudaPool.*:CudaBatchNorm.*:CudaGradientSweep.*:NcclOnOneGpu.*:CudaNodeTests.*")
 MODELS = "CudaTraining.*-*StepsStopAnywhere:*Checkpoints*"
 RESUMED = "CudaTraining.StepsStopAnywhere:CudaTraining.Checkpoints*:CudaSplitModule.*"
 # Sizes of GPT-2 with two layers, which the CPU computes in seconds.

@@ -48,8 +48,21 @@ class CudaGradientSweep : public StandinCuda {
   }
 };
 
-const std::vector<std::string> kAlways = {"Attention",       "AttentionCausal", "AttentionGrouped",
-                                          "AttentionPacked", "AttentionMask",   "Conv"};
+const std::vector<std::string> kAlways = {"Attention",
+                                          "AttentionCausal",
+                                          "AttentionGrouped",
+                                          "AttentionPacked",
+                                          "AttentionMask",
+                                          "Conv",
+                                          "MaxPool",
+                                          "MaxPoolDilated",
+                                          "AveragePool",
+                                          "AveragePoolPadCounted",
+                                          "GlobalAveragePool",
+                                          "GlobalMaxPool",
+                                          "BatchNormalization",
+                                          "BatchNormalizationTrained",
+                                          "BatchNormalizationTraining"};
 
 TEST_F(CudaGradientSweep, BFloat16MatchesDouble) { Compare(DType::kBFloat16, 8.0 / 512, kAlways); }
 TEST_F(CudaGradientSweep, Float16MatchesDouble) { Compare(DType::kFloat16, 8.0 / 4096, kAlways); }

@@ -147,6 +147,28 @@ def test_attention_that_is_refused_is_pytorchs(cuda, monkeypatch, form):  # noqa
         torch.testing.assert_close(got.cpu(), wanted.cpu(), rtol=1e-4, atol=1e-5)
 
 
+def test_pools_and_batch_norms_have_cuda_kernels(cuda):  # noqa: F811
+    class Pools(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(F.avg_pool1d(torch.relu(self.norm(self.first(x))), 2))
+
+    eager, other = pair(Pools())
+    wrapped, x = caesura.wrap(other), torch.randn(5, 6).to(DEVICE)
+    with caesura.strict():
+        given = wrapped(x)
+        expected = eager(x)
+        torch.testing.assert_close(given.cpu(), expected.cpu())
+        given.square().sum().backward()
+    expected.square().sum().backward()
+    assert_gradients_equal(other, eager)
+    for p, q in zip(eager.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(q.cpu(), p.cpu())
+
+
 def test_dropout_is_eagers_own(cuda):  # noqa: F811
     eager, other = pair(torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2)))
     wrapped, x = caesura.wrap(other), torch.ones(2, 4, device=DEVICE)

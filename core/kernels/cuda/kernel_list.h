@@ -23,6 +23,8 @@ void RegisterCudaGather(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaDropout(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaAttention(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaPool(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaBatchNorm(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
@@ -32,8 +34,9 @@ inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& d
   for (auto* add :
        {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
         RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather,
-        RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss,
-        RegisterCudaCollectives, RegisterCudaUpdates, RegisterCudaGradientScale}) {
+        RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaPool,
+        RegisterCudaBatchNorm, RegisterCudaLoss, RegisterCudaCollectives, RegisterCudaUpdates,
+        RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

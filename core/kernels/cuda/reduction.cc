@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions over any axes, and SumTo (ai.caesura). Where the elements under an output lie side by
-// side, a team of threads takes them in turns; where the outputs' do, each thread has outputs of
-// its own. Elements under few outputs are in parts, which a second kernel merges. The order of a
-// sum depends on the shape and the device only.
+// Reductions over any axes, global pools, and SumTo (ai.caesura). Where the elements under an
+// output lie side by side, a team of threads takes them in turns; where the outputs' do, each
+// thread has outputs of its own. Elements under few outputs are in parts, which a second kernel
+// merges. The order of a sum depends on the shape and the device only.
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/kernel_list.h"
@@ -10,6 +10,7 @@
 #include "core/kernels/cuda/strided_walk.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
+#include "core/kernels/spec/pool_geometry.h"
 #include "core/kernels/spec/reduction_plan.h"
 
 namespace caesura {
@@ -33,6 +34,8 @@ constexpr Merge kMerges[] = {
     {"ReduceL2", "RowSum", "0", "v * v", "sqrt(all)"},
     {"ReduceMax", "RowMax", "-INFINITE", "v", "all"},
     {"ReduceMin", "RowMin", "INFINITE", "v", "all"},
+    {"GlobalAveragePool", "RowSum", "0", "v", "all / n"},
+    {"GlobalMaxPool", "RowMax", "-INFINITE", "v", "all"},
 };
 
 constexpr char kReduce[] = R"(
@@ -294,6 +297,14 @@ Status CreateReduction(KernelInfo& info, const CudaDevicePtr& device, const Merg
                       ReducedShape(shape, reduced, info.Attr<int64_t>("keepdims", 1) != 0));
 }
 
+Status CreateGlobalPool(KernelInfo& info, const CudaDevicePtr& device, const Merge& merge) {
+  RETURN_IF_ERROR(MakeGlobalPoolShape(info).status());
+  std::vector<bool> reduced(info.InputShape(0).rank(), true);
+  reduced[0] = reduced[1] = false;
+  return SetReduction(info, device, merge, reduced,
+                      ReducedShape(info.InputShape(0), reduced, true));
+}
+
 Status CreateSumTo(KernelInfo& info, const CudaDevicePtr& device, const Merge& merge) {
   const Shape& shape = info.InputShape(0);
   ASSIGN_OR_RETURN(Shape target, CheckDims(info, info.HostInts(1), info.InputDType(0)));
@@ -312,14 +323,16 @@ Status CreateSumTo(KernelInfo& info, const CudaDevicePtr& device, const Merge& m
 
 void RegisterCudaReductions(KernelRegistry& registry, const CudaDevicePtr& device) {
   for (const Merge& merge : kMerges) {
-    const bool sum_to = std::string(merge.op_type) == "SumTo";
+    const std::string op = merge.op_type;
+    const bool sum_to = op == "SumTo", global_pool = op.starts_with("Global");
     registry.Add({.op_type = merge.op_type,
                   .domain = sum_to ? kCaesuraDomain : "",
                   .types = kFloatTypes,
-                  .host_inputs = {1},
+                  .host_inputs = global_pool ? std::vector<int>() : std::vector<int>{1},
                   .create = [=](KernelInfo& info) {
-                    return sum_to ? CreateSumTo(info, device, merge)
-                                  : CreateReduction(info, device, merge);
+                    return sum_to        ? CreateSumTo(info, device, merge)
+                           : global_pool ? CreateGlobalPool(info, device, merge)
+                                         : CreateReduction(info, device, merge);
                   }});
   }
 }

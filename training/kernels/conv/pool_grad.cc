@@ -14,17 +14,6 @@
 namespace caesura {
 namespace {
 
-Result<PoolGeometry> MakePoolGradient(KernelInfo& info) {
-  ASSIGN_OR_RETURN(PoolGeometry g, MakePoolGeometry(info, info.InputShape(1)));
-  if (info.InputShape(0) != g.output) {
-    return info.Invalid("dY of shape " + g.output.ToString() + " expected, got " +
-                        info.InputShape(0).ToString());
-  }
-  if (info.InputDType(1) != info.InputDType(0)) return info.Invalid("inputs of one dtype expected");
-  info.SetOutput(0, info.InputDType(0), info.InputShape(1));
-  return g;
-}
-
 // The first maximum of a window takes its gradient.
 template <typename T>
 void SetMaxPoolGrad(KernelInfo& info, const PoolGeometry& g) {
@@ -52,7 +41,7 @@ void SetMaxPoolGrad(KernelInfo& info, const PoolGeometry& g) {
 }
 
 Status CreateMaxPoolGrad(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
+  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradGeometry(info));
   if (g.window.InputCount() > std::numeric_limits<int32_t>::max())
     return info.Refuse("an image beyond 2^31 elements");
   DispatchDType<float, double>(
@@ -89,7 +78,7 @@ void SetAveragePoolGrad(KernelInfo& info, const PoolGeometry& g) {
 }
 
 Status CreateAveragePoolGrad(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
+  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradGeometry(info));
   DispatchDType<float, double>(info.InputDType(0), [&](auto tag) {
     SetAveragePoolGrad<typename decltype(tag)::type>(info, g);
   });
@@ -128,7 +117,7 @@ void SetLpPoolGrad(KernelInfo& info, const PoolGeometry& g) {
 }
 
 Status CreateLpPoolGrad(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradient(info));
+  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGradGeometry(info));
   if (info.InputShape(2) != g.output) return info.Invalid("Y of dY's shape expected");
   DispatchDType<float, double>(
       info.InputDType(0), [&](auto tag) { SetLpPoolGrad<typename decltype(tag)::type>(info, g); });
@@ -136,11 +125,8 @@ Status CreateLpPoolGrad(KernelInfo& info) {
 }
 
 Status CreateGlobalMaxPoolGrad(KernelInfo& info) {
-  const Shape& x = info.InputShape(1);
-  if (x.rank() < 2 || info.InputShape(0).elements() != x[0] * x[1])
-    return info.Invalid("dY of one element a channel expected");
-  info.SetOutput(0, info.InputDType(0), x);
-  const int64_t rows = x[0] * x[1], count = x.Elements(2, x.rank());
+  ASSIGN_OR_RETURN(const GlobalPoolShape shape, MakeGlobalPoolGradShape(info));
+  const int64_t rows = shape.images, count = shape.count;
   const int threads = info.threads();
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -15,16 +15,8 @@
 namespace caesura {
 namespace {
 
-struct Training {
-  ChannelView view;
-  DType parameter_type, stat_type;
-  double epsilon, momentum,
-      correction;  // correction: of the variance that goes into the running one
-  bool wanted[5];
-};
-
 // running = momentum * running + (1 - momentum) * current, from input `input` to output `output`.
-void UpdateRunning(const Training& t, KernelContext& context, int input, int output,
+void UpdateRunning(const BatchNormSpec& t, KernelContext& context, int input, int output,
                    const double* current, double correction, double* scratch) {
   if (!t.wanted[output]) return;
   const int64_t channels = t.view.channels;
@@ -36,7 +28,7 @@ void UpdateRunning(const Training& t, KernelContext& context, int input, int out
 }
 
 template <typename T>
-void SetTraining(KernelInfo& info, const Training& t) {
+void SetTraining(KernelInfo& info, const BatchNormSpec& t) {
   using Acc = Accumulator<T>;
   const int64_t channels = t.view.channels;
   const size_t numbers = info.BookScratch(4 * channels * sizeof(double));
@@ -66,24 +58,7 @@ void SetTraining(KernelInfo& info, const Training& t) {
 }
 
 Status CreateTraining(KernelInfo& info) {
-  const Shape& x = info.InputShape(0);
-  if (x.rank() == 0) return info.Invalid("X of rank 1 or more expected, got a scalar");
-  Training t{MakeChannelView(x),
-             info.InputDType(1),
-             info.InputDType(3),
-             info.Attr<float>("epsilon", 1e-5f),
-             info.Attr<float>("momentum", 0.9f),
-             1,
-             {}};
-  for (int i = 1; i <= 4; ++i) RETURN_IF_ERROR(CheckChannelVector(info, i, t.view.channels));
-  if (info.InputDType(2) != t.parameter_type || info.InputDType(4) != t.stat_type) {
-    return info.Invalid("scale and B, and the two statistics, must have one dtype each");
-  }
-  const double m = static_cast<double>(t.view.per_channel());
-  if (info.Attr<int64_t>("unbiased", 1) != 0 && m > 1) t.correction = m / (m - 1);
-  for (int i = 0; i < 5; ++i) t.wanted[i] = info.HasOutput(i);
-  info.SetOutput(0, info.InputDType(0), x);
-  for (int i = 1; i < 5; ++i) info.SetOutput(i, t.stat_type, Shape{t.view.channels});
+  ASSIGN_OR_RETURN(const BatchNormSpec t, MakeBatchNormTrainingSpec(info));
   DispatchFloat(info.InputDType(0),
                 [&](auto tag) { SetTraining<typename decltype(tag)::type>(info, t); });
   return {};
@@ -95,12 +70,9 @@ struct ChannelMap {
   Acc a, b, mean, c;
 };
 
-struct BatchGrad {
-  ChannelView view;
-  DType parameter_type, stat_type;
+struct BatchGrad : BatchNormSpec {
   size_t numbers, maps;
   int threads;
-  bool wanted[3];
 };
 
 // sum_dy[c] = sum of dY; sum_dyx[c] = sum of dY * (X - mean).
@@ -196,20 +168,10 @@ void RunBatchGrad(const BatchGrad& k, KernelContext& context) {
 }
 
 Status CreateBatchNormGrad(KernelInfo& info) {
-  const Shape& x = info.InputShape(1);
-  if (info.InputShape(0) != x || x.rank() == 0)
-    return info.Invalid("dY and X of one shape expected");
-  if (info.InputDType(0) != info.InputDType(1))
-    return info.Invalid("dY and X of one dtype expected");
-  BatchGrad k{MakeChannelView(x), info.InputDType(2), info.InputDType(3), 0, 0, info.threads(), {}};
-  for (int i = 2; i <= 4; ++i) RETURN_IF_ERROR(CheckChannelVector(info, i, k.view.channels));
-  if (info.InputDType(4) != k.stat_type) return info.Invalid("statistics of one dtype expected");
+  ASSIGN_OR_RETURN(const BatchNormSpec spec, MakeBatchNormGradSpec(info));
+  BatchGrad k{spec, 0, 0, info.threads()};
   k.numbers = info.BookScratch(5 * k.view.channels * sizeof(double));
   k.maps = info.BookScratch(k.view.channels * sizeof(ChannelMap<double>));
-  for (int i = 0; i < 3; ++i) k.wanted[i] = info.HasOutput(i);
-  info.SetOutput(0, info.InputDType(0), x);
-  info.SetOutput(1, k.parameter_type, Shape{k.view.channels});
-  info.SetOutput(2, k.parameter_type, Shape{k.view.channels});
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([k](KernelContext& context) { RunBatchGrad<T>(k, context); });

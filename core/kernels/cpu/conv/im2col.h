@@ -7,30 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/kernels/spec/conv_geometry.h"
+#include "core/kernels/spec/pool_geometry.h"
 
 namespace caesura {
-
-// WindowGeometry with exactly three spatial axes; missing ones in front have size 1.
-struct Window3 {
-  int64_t input[3], kernel[3], output[3], strides[3], dilations[3], pads[3];
-
-  explicit Window3(const WindowGeometry& g) {
-    for (int a = 0; a < 3; ++a) {
-      const int from = a - (3 - g.rank());
-      const bool has = from >= 0;
-      input[a] = has ? g.input[from] : 1;
-      kernel[a] = has ? g.kernel[from] : 1;
-      output[a] = has ? g.output[from] : 1;
-      strides[a] = has ? g.strides[from] : 1;
-      dilations[a] = has ? g.dilations[from] : 1;
-      pads[a] = has ? g.pads_begin[from] : 0;
-    }
-  }
-  int64_t InputCount() const { return input[0] * input[1] * input[2]; }
-  int64_t KernelCount() const { return kernel[0] * kernel[1] * kernel[2]; }
-  int64_t OutputCount() const { return output[0] * output[1] * output[2]; }
-};
 
 // Calls fn(row of outputs, first, last, input offset of output 0, input step) for each line of
 // outputs along the last axis that meets kernel position `k`: outputs [first, last) see the input,

@@ -46,11 +46,7 @@ void SetMaxPool(KernelInfo& info, const PoolGeometry& g) {
 }
 
 Status CreateMaxPool(KernelInfo& info) {
-  ASSIGN_OR_RETURN(const PoolGeometry g, MakePoolGeometry(info, info.InputShape(0)));
-  if (g.window.InputCount() > std::numeric_limits<int32_t>::max())
-    return info.Refuse("an image beyond 2^31 elements");
-  info.SetOutput(0, info.InputDType(0), g.output);
-  info.SetOutput(1, DType::kInt64, g.output);
+  ASSIGN_OR_RETURN(const PoolGeometry g, MakeMaxPoolGeometry(info));
   DispatchDType<float, double, int8_t, uint8_t>(
       info.InputDType(0), [&](auto tag) { SetMaxPool<typename decltype(tag)::type>(info, g); });
   return {};

@@ -9,6 +9,7 @@
 #include "core/kernels/cpu/simd/row_math.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/factory_checks.h"
+#include "core/kernels/spec/pool_geometry.h"
 
 namespace caesura {
 namespace {
@@ -16,13 +17,8 @@ namespace {
 // y[row] = reduce(image, count) for every channel of every sample.
 template <typename Reduce>
 Status SetGlobalPool(KernelInfo& info, Reduce reduce) {
-  const Shape& x = info.InputShape(0);
-  if (x.rank() < 2) return info.Invalid("X of rank 2 or more expected, got " + x.ToString());
-  const int64_t rows = x[0] * x[1], count = x.Elements(2, x.rank());
-  if (count == 0 && rows > 0) return info.Invalid("an empty window: " + x.ToString());
-  Shape y = x;
-  for (int d = 2; d < x.rank(); ++d) y[d] = 1;
-  info.SetOutput(0, info.InputDType(0), y);
+  ASSIGN_OR_RETURN(const GlobalPoolShape shape, MakeGlobalPoolShape(info));
+  const int64_t rows = shape.images, count = shape.count;
   const int threads = info.threads();
   DispatchFloat(info.InputDType(0), [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -8,33 +8,12 @@
 #include <limits>
 #include <vector>
 
-#include "core/base/status_macros.h"
 #include "core/kernels/cpu/conv/im2col.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/spec/capped_product.h"
-#include "core/kernels/spec/conv_geometry.h"
-#include "core/kernels/spec/factory_checks.h"
+#include "core/kernels/spec/pool_geometry.h"
 
 namespace caesura {
-
-struct PoolGeometry {
-  WindowGeometry window;  // as the node has it
-  WindowGeometry seen;    // without what meets padding only
-  int64_t images = 0;
-  Shape output;
-};
-
-inline Result<PoolGeometry> MakePoolGeometry(const KernelInfo& info, const Shape& x) {
-  PoolGeometry g;
-  ASSIGN_OR_RETURN(g.window, MakeWindowGeometry(info, x, {}));
-  if (g.window.rank() > 3) return info.Refuse("more than three spatial axes");
-  g.images = x[0] * x[1];
-  std::vector<int64_t> dims = {x[0], x[1]};
-  dims.insert(dims.end(), g.window.output.begin(), g.window.output.end());
-  ASSIGN_OR_RETURN(g.output, CheckDims(info, std::move(dims), DType::kInt64));
-  g.seen = WithoutUnseen(g.window);
-  return g;
-}
 
 // A thread is worth it from this many images on.
 inline int64_t PoolGrain(const Window3& w) {

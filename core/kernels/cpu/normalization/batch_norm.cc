@@ -23,17 +23,8 @@ void FoldStatistics(int64_t channels, double epsilon, const double* mean, const 
   }
 }
 
-// The dtypes of BatchNormalization's parameters (scale and bias) and statistics differ from X's in
-// mixed precision.
-struct BatchNorm {
-  ChannelView view;
-  DType parameter_type, stat_type;
-  double epsilon, momentum;
-  bool training, has_mean, has_variance;
-};
-
 template <typename T>
-void SetBatchNorm(KernelInfo& info, const BatchNorm& n) {
+void SetBatchNorm(KernelInfo& info, const BatchNormSpec& n) {
   using Acc = Accumulator<T>;
   const int64_t channels = n.view.channels;
   const size_t numbers = info.BookScratch(4 * channels * sizeof(double));
@@ -57,8 +48,8 @@ void SetBatchNorm(KernelInfo& info, const BatchNorm& n) {
           current[c] = scale[c] * n.momentum + current[c] * (1 - n.momentum);
         StoreFloats(n.stat_type, current, channels, context.Output<void>(input - 2));
       };
-      update(3, mean, n.has_mean);
-      update(4, variance, n.has_variance);
+      update(3, mean, n.wanted[1]);
+      update(4, variance, n.wanted[2]);
       return;
     }
     LoadFloats(n.stat_type, context.Input<void>(3), channels, mean);
@@ -69,25 +60,7 @@ void SetBatchNorm(KernelInfo& info, const BatchNorm& n) {
 }
 
 Status CreateBatchNorm(KernelInfo& info) {
-  const Shape& x = info.InputShape(0);
-  if (x.rank() == 0) return info.Invalid("X of rank 1 or more expected, got a scalar");
-  const BatchNorm n{MakeChannelView(x),
-                    info.InputDType(1),
-                    info.InputDType(3),
-                    info.Attr<float>("epsilon", 1e-5f),
-                    info.Attr<float>("momentum", 0.9f),
-                    info.Attr<int64_t>("training_mode", 0) != 0,
-                    info.HasOutput(1),
-                    info.HasOutput(2)};
-  for (int i = 1; i <= 4; ++i) RETURN_IF_ERROR(CheckChannelVector(info, i, n.view.channels));
-  if (info.InputDType(2) != n.parameter_type || info.InputDType(4) != n.stat_type) {
-    return info.Invalid("scale and B, and the two statistics, must have one dtype each");
-  }
-  if (!n.training && (n.has_mean || n.has_variance))
-    return info.Invalid("statistics are outputs of training_mode=1 only");
-  info.SetOutput(0, info.InputDType(0), x);
-  info.SetOutput(1, n.stat_type, Shape{n.view.channels});
-  info.SetOutput(2, n.stat_type, Shape{n.view.channels});
+  ASSIGN_OR_RETURN(const BatchNormSpec n, MakeBatchNormSpec(info));
   DispatchFloat(info.InputDType(0),
                 [&](auto tag) { SetBatchNorm<typename decltype(tag)::type>(info, n); });
   return {};

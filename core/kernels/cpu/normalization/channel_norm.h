@@ -7,28 +7,9 @@
 #include "core/kernels/cpu/simd/best_isa.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/cpu/simd/row_math.h"
-#include "core/kernels/kernel.h"
+#include "core/kernels/spec/batch_norm_spec.h"
 
 namespace caesura {
-
-struct ChannelView {
-  int64_t batch, channels, positions;
-  int64_t per_channel() const { return batch * positions; }
-  int64_t elements() const { return batch * channels * positions; }
-};
-
-// Axis 1 is the channel; a vector is one channel.
-inline ChannelView MakeChannelView(const Shape& x) {
-  if (x.rank() < 2) return {x.elements(), 1, 1};
-  return {x[0], x[1], x.Elements(2, x.rank())};
-}
-
-// The input must be a vector of `count` numbers.
-inline Status CheckChannelVector(const KernelInfo& info, int input, int64_t count) {
-  if (info.InputShape(input).elements() == count && info.InputShape(input).rank() <= 1) return {};
-  return info.Invalid("input " + std::to_string(input) + " must have " + std::to_string(count) +
-                      " elements, got " + info.InputShape(input).ToString());
-}
 
 // A sum over all elements of a channel: `row(offset, n)` gives that of a contiguous run; runs are
 // added in float64.
