@@ -336,12 +336,13 @@ traced, original = [], wrapping.torch_backend
 wrapping.torch_backend = lambda *a, **k: traced.append(1) or original(*a, **k)
 torch.manual_seed(0)
 module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()).to(DEVICE)
-wrapped, x = caesura.wrap(module), torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+x = torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]
+wrapped = caesura.wrap(module)
 for _ in range(3):
     y = wrapped(x)
     y.sum().backward()
-step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
-losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]
 captured = sum(p.is_captured for p in step.programs)
 print(len(traced), captured, float(y.sum().cpu()), losses[-1], cuda.reports())
 """

@@ -6,7 +6,7 @@ from typing import Optional
 
 import torch
 
-from caesura import _core
+from caesura import _core, torch_kernels
 from caesura.sessions.providers import with_cuda_libraries
 
 CPU = torch.device("cpu")
@@ -21,6 +21,8 @@ def open_gpu(device: torch.device) -> tuple[Optional[_core.Gpu], str]:
         return None, "caesura's kernels are the CPU's and those of NVIDIA's GPUs"
     options = {"device_id": str(device.index or 0), "user_compute_stream": str(_LEGACY_STREAM)}
     try:
+        if not torch_kernels.load():  # it has PyTorch's streams and memory
+            return None, "this build has no calls of PyTorch's (CAESURA_TORCH=OFF)"
         return _core.Gpu(with_cuda_libraries(options)), ""
     except NotImplementedError as error:
         return None, str(error)
