@@ -25,6 +25,7 @@ void RegisterCudaConv(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaLamb(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
@@ -32,7 +33,7 @@ inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& d
        {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
         RegisterCudaMovement, RegisterCudaReductions, RegisterCudaGather, RegisterCudaDropout,
         RegisterCudaAttention, RegisterCudaConv, RegisterCudaLoss, RegisterCudaCollectives,
-        RegisterCudaUpdates, RegisterCudaGradientScale}) {
+        RegisterCudaUpdates, RegisterCudaLamb, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }
