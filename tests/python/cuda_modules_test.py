@@ -327,10 +327,60 @@ def test_a_compiled_step_that_fails_has_changed_nothing(cuda):  # noqa: F811
             torch.testing.assert_close(p.cpu(), value, rtol=0, atol=0)
 
 
+OPTIMIZERS = [("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}), ("RAdam", {"weight_decay": 0.1}), ("Adamax", {}),
+              ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}), ("Adadelta", {"maximize": True}),
+              ("ASGD", {"t0": 1.0}), ("Rprop", {"maximize": True}), ("Adafactor", {}), ("Muon", {}), ("Adam", {"amsgrad": True}),
+              ("RMSprop", {"centered": True, "momentum": 0.9, "eps": 1e-3})]
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in OPTIMIZERS if hasattr(torch.optim, case[0])])
+def test_each_optimizer_updates_on_the_gpu(cuda, name, options):  # noqa: F811
+    has_bias = name != "Muon"  # which updates matrices only
+    layers = torch.nn.Linear(4, 6, bias=has_bias), torch.nn.Tanh(), torch.nn.Linear(6, 2, bias=has_bias)
+    eager, other = pair(torch.nn.Sequential(*layers))
+    first, second = (getattr(torch.optim, name)(m.parameters(), lr=0.01, **options) for m in (eager, other))
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    x, y = small_batch()
+    for _ in range(3):
+        expected = F.cross_entropy(eager(x), y)
+        expected.backward()
+        first.step()
+        first.zero_grad()
+        torch.testing.assert_close(step(x, y).cpu(), expected.detach().cpu(), rtol=1e-5, atol=1e-6)
+    for p, q in zip(eager.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(q.cpu(), p.cpu(), rtol=1e-3, atol=1e-5)
+        assert all(value.device == DEVICE for key, value in second.state[q].items() if key != "step")
+    assert caesura.report().fallbacks == {}
+    uploaded = cuda.calls("cuMemcpyHtoDAsync")
+    step(x, y)
+    assert cuda.calls("cuMemcpyHtoDAsync") - uploaded <= 3  # numbers that the update is fed, no tensor
+
+
 def test_what_has_no_updates_on_the_gpu_is_refused(cuda):  # noqa: F811
-    module, _, step = small_step(torch.optim.NAdam)
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x):
+            self.seen.copy_(x.detach().cumsum(0)[-1])
+            return self.last(x)
+
+    module = Sums().to(DEVICE)
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
     with pytest.raises(caesura.StepRefused, match="is on cuda:0, and what updates it has kernels on cpu only"):
         step(*small_batch())
+
+
+def test_arguments_that_are_not_dense(cuda):  # noqa: F811
+    x, y = small_batch()
+    losses = []
+    for given in (x, x.T.contiguous().T):
+        torch.manual_seed(0)
+        _, _, step = small_step()
+        losses.append([float(step(given, y)) for _ in range(3)])
+    assert losses[0] == losses[1]
 
 
 def test_several_ranks_are_refused(cuda, monkeypatch):  # noqa: F811
@@ -430,12 +480,13 @@ traced, original = [], wrapping.torch_backend
 wrapping.torch_backend = lambda *a, **k: traced.append(1) or original(*a, **k)
 torch.manual_seed(0)
 module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()).to(DEVICE)
-wrapped, x = caesura.wrap(module), torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+x = torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
+step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]
+wrapped = caesura.wrap(module)
 for _ in range(3):
     y = wrapped(x)
     y.sum().backward()
-step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
-losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]
 captured = sum(p.is_captured for p in step.programs)
 print(len(traced), captured, float(y.sum().cpu()), losses[-1], cuda.reports())
 """

@@ -100,8 +100,10 @@ class CudaTraining : public StandinCuda {
 
   // The ops of a step that run on the host.
   static std::set<std::string> OnHost(const RealModel& model) {
-    auto session = SessionOn(model, Cuda());
-    auto plan = session->StepPlan(model.batches[0]);
+    return OnHost(*SessionOn(model, Cuda()), model);
+  }
+  static std::set<std::string> OnHost(TrainingSession& session, const RealModel& model) {
+    auto plan = session.StepPlan(model.batches[0]);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     std::set<std::string> out;
     if (!plan.ok()) return out;
@@ -116,6 +118,20 @@ class CudaTraining : public StandinCuda {
   }
   uint64_t Calls(const char* function) const {
     return Call<decltype(standin_calls)>("standin_calls")(function);
+  }
+  // The losses of two steps, in the second of which input, target, learning rate and, where it is
+  // read, the step go there; the loss comes back, and the cell in which kernels report wrong
+  // values.
+  Values ExpectOnlyFeedsAndTheLossCross(TrainingSession& session, const RealModel& model) const {
+    Values losses;
+    for (int i = 0; i < 2; ++i) {
+      const uint64_t there = Calls("cuMemcpyHtoDAsync"), back = Calls("cuMemcpyDtoHAsync");
+      losses.push_back(Tensor::Of<double>(Shape{}, {session.Step(model.batches[i]).value()}));
+      if (i == 0 || OnGpu()) continue;
+      EXPECT_LE(Calls("cuMemcpyHtoDAsync") - there, 4u);
+      EXPECT_LE(Calls("cuMemcpyDtoHAsync") - back, 2u);
+    }
+    return losses;
   }
 };
 
@@ -132,18 +148,12 @@ TEST_F(CudaTraining, AllOfAStepIsOnTheDevice) {
   }
 }
 
-// Input, target, learning rate and step go there; the loss comes back, and the cell in which
-// kernels report wrong values.
 TEST_F(CudaTraining, OnlyFeedsAndTheLossCross) {
   SKIP_ON_GPU();
   for (const RealModel& model : {Mlp(), CharGpt(), Llama(), Digits()}) {
     SCOPED_TRACE(model.model.graph->name());
-    auto session = SessionOn(Clipped(model)[0], Cuda());
-    ASSERT_TRUE(session->Step(model.batches[0]).ok());
-    const uint64_t there = Calls("cuMemcpyHtoDAsync"), back = Calls("cuMemcpyDtoHAsync");
-    ASSERT_TRUE(session->Step(model.batches[1]).ok());
-    EXPECT_EQ(Calls("cuMemcpyHtoDAsync") - there, 4u);
-    EXPECT_LE(Calls("cuMemcpyDtoHAsync") - back, 2u);
+    const RealModel clipped = Clipped(model)[0].Clone();
+    ExpectOnlyFeedsAndTheLossCross(*SessionOn(clipped, Cuda()), clipped);
   }
 }
 
@@ -219,13 +229,29 @@ TEST_F(CudaTraining, EachOptimizerWithAKernel) {
   }
 }
 
-// Optimizers without a kernel run on the host, on copies of the gradients; parameters are there.
-TEST_F(CudaTraining, OptimizersWithoutAKernelRunOnTheHost) {
-  for (const Optimizer& optimizer : {Optimizer(Lamb{}), Optimizer(NAdam{.epsilon = 1e-4})}) {
+// Two steps: the second has the scalars that the first has set.
+TEST_F(CudaTraining, EachOptimizerOfTheOthers) {
+  for (const Optimizer& optimizer :
+       {Optimizer(NAdam{.epsilon = 1e-4, .decoupled_weight_decay = true, .float64_state = true}),
+        Optimizer(RAdam{.epsilon = 1e-4, .weight_decay = 0.01}), Optimizer(Adamax{.epsilon = 1e-4}),
+        Optimizer(Adagrad{.lr_decay = 0.1, .epsilon = 1e-4}), Optimizer(Adadelta{.epsilon = 1e-4}),
+        Optimizer(Asgd{.t0 = 0, .weight_decay = 0.01}), Optimizer(Rprop{}), Optimizer(Lamb{}),
+        Optimizer(Adafactor{}), Optimizer(Muon{.learning_rate = 5e-3, .ns_steps = 1})}) {
+    SCOPED_TRACE("optimizer " + std::to_string(optimizer.index()));
+    const bool is_muon = std::holds_alternative<Muon>(optimizer);
     RealModel model = Mlp();
     model.options.step.optimizer = optimizer;
-    EXPECT_FALSE(OnHost(model).empty());
-    Compare(model, 3);
+    if (is_muon) model.options.step.frozen = {"b0", "b1", "b2"};  // it updates matrices only
+    const Trained wanted = TrainOn(model, Cpu(), 2);
+    auto session = SessionOn(model, Cuda());
+    // Muon rounds to bfloat16 between its products, and the last place of a gradient may decide
+    // how. More of its steps would turn that noise into directions, as six examples give few.
+    const double tolerance = is_muon ? 1e-4 : 1e-5;
+    ExpectClose(ExpectOnlyFeedsAndTheLossCross(*session, model), wanted.losses, tolerance, "loss");
+    Values parameters;
+    ReadParameters(*session, &parameters);
+    ExpectClose(parameters, wanted.parameters, tolerance, "parameter");
+    EXPECT_THAT(OnHost(*session, model), ::testing::IsEmpty());
   }
 }
 

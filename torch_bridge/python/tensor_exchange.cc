@@ -98,6 +98,14 @@ nb::object Resolved(nb::handle object, const DLTensor& view) {
   return out;
 }
 
+// A tensor on a device whose elements do not lie one after the other is copied there, by PyTorch;
+// others are copied on the host when they come in.
+nb::object DenseOnDevice(nb::object tensor, const DLTensor& view) {
+  if (view.device.device_type == kDLCPU || !nb::hasattr(tensor, "is_contiguous")) return tensor;
+  if (nb::cast<bool>(tensor.attr("is_contiguous")())) return tensor;
+  return tensor.attr("contiguous")();
+}
+
 DLTensor View(const DLPackExchangeAPI& api, nb::handle object) {
   DLTensor view;
   if (api.dltensor_from_py_object_no_sync(object.ptr(), &view) != 0) throw nb::python_error();
@@ -262,7 +270,8 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
   const DLPackExchangeAPI* api = ExchangeApiOf(Py_TYPE(object.ptr()));
   if (api == nullptr)
     return InOrder(FromCapsule(CallDlpack(object), facts), kLegacyStream, /*comes_in=*/true);
-  const nb::object source = Resolved(object, View(*api, object));
+  const DLTensor view = View(*api, object);
+  const nb::object source = DenseOnDevice(Resolved(object, view), view);
   DLManagedTensorVersioned* managed = nullptr;
   if (api->managed_tensor_from_py_object_no_sync(source.ptr(), &managed) != 0)
     throw nb::python_error();
@@ -279,7 +288,7 @@ DLTensor TorchView(nb::handle tensor) { return View(TorchApi(), tensor); }
 
 Tensor LentByTorch(nb::handle tensor) {
   const DLTensor view = TorchView(tensor);
-  const nb::object source = Resolved(tensor, view);
+  const nb::object source = DenseOnDevice(Resolved(tensor, view), view);
   if (!source.is(tensor)) return FromPython(source);
   DLManagedTensorVersioned managed = {
       {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}, nullptr, nullptr, 0, view};

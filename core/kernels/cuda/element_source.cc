@@ -54,6 +54,12 @@ __device__ inline void Store(f16* p, float v) {
   p->bits = (unsigned short)(sign | bits);
 }
 
+template <typename H> __device__ inline float Rounded(float v) {
+  H h;
+  Store(&h, v);
+  return Load(&h);
+}
+
 // N elements side by side. Where their address is a multiple of the struct's alignment (kWhole),
 // one access moves 16 bytes of them, or all.
 template <typename S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Vector {
@@ -201,7 +207,12 @@ std::string Power(const Scribe& s) {
 std::string Cast(const Scribe& s) {
   if (IsFloating(s.dtype) && IsInteger(s.output)) return {};
   if (s.output == DType::kBool) return "(" + s.x(0) + " != 0)";
-  return std::string("((") + CudaComputeType(s.output) + ")" + s.x(0) + ")";
+  // A cast to a half and back is there to round, and its half may be in a register, as a float.
+  const Node* from = s.node.input(0)->producer();
+  const bool rounds = IsHalf(s.dtype) && s.output != s.dtype && from != nullptr && from->Is("Cast");
+  const std::string x =
+      rounds ? std::string("Rounded<") + CudaStorageType(s.dtype) + ">(" + s.x(0) + ")" : s.x(0);
+  return std::string("((") + CudaComputeType(s.output) + ")" + x + ")";
 }
 
 constexpr DTypeSet kBool = {DType::kBool};

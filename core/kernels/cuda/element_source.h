@@ -2,8 +2,9 @@
 // CUDA source for what an elementwise op computes of one element.
 //
 // Values are computed in the op's own type, halves in float; they are rounded to their type where
-// they are stored. The semantics are those of the CPU's kernels (core/kernels/cpu/elementwise): a
-// NaN goes through all functions, integers wrap around.
+// they are stored, and where a cast leads to a half type and another one away from it. The
+// semantics are those of the CPU's kernels (core/kernels/cpu/elementwise): a NaN goes through all
+// functions, integers wrap around.
 #ifndef CAESURA_CORE_KERNELS_CUDA_ELEMENT_SOURCE_H_
 #define CAESURA_CORE_KERNELS_CUDA_ELEMENT_SOURCE_H_
 

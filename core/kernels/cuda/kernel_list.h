@@ -28,6 +28,7 @@ void RegisterCudaBatchNorm(KernelRegistry& registry, const CudaDevicePtr& device
 void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaLamb(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
@@ -36,7 +37,7 @@ inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& d
         RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather,
         RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaPool,
         RegisterCudaBatchNorm, RegisterCudaLoss, RegisterCudaCollectives, RegisterCudaUpdates,
-        RegisterCudaGradientScale}) {
+        RegisterCudaLamb, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

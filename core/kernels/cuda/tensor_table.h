@@ -28,6 +28,7 @@ class CudaTensorTable {
   // 16 bytes. Kernels take it as `const __grid_constant__ Table`, of which threads make no copy.
   static std::string Source(int addresses);
 
+  unsigned tensors() const { return static_cast<unsigned>(tensors_.size()); }
   int64_t chunks() const { return numbers_[1]; }
   // Blocks for the chunks, as many as a device runs at once: each takes several, in their order.
   CudaGrid Grid(const CudaDevice& device) const;

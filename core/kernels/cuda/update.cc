@@ -1,68 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizer updates whose rule is in update_rules.h: one launch for as many parameters as a table
 // of arguments holds. Learning rate, step and scale are read on the device.
-#include <algorithm>
-
-#include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/kernel_list.h"
 #include "core/kernels/cuda/tensor_table.h"
-#include "core/kernels/cuda/update_rules_text.h"
+#include "core/kernels/cuda/update_source.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/update_spec.h"
 
 namespace caesura {
 namespace {
 
-constexpr const char* kRuleNames[] = {"PlainSgdRule",
-                                      "SgdRule",
-                                      "AdamRule",
-                                      "AmsgradRule",
-                                      "LionRule",
-                                      "RmspropRule",
-                                      "CenteredRmspropRule",
-                                      "MomentumRmspropRule",
-                                      "CenteredMomentumRmspropRule"};
-
-// As `struct Numbers` of the source.
-struct Numbers {
-  double written[6];
-  int64_t fed[6];
-  int64_t rate, flag, maximize, skip_nonfinite;
-};
-
+// The rule is made once a step, or for each parameter if it has scalars, which the table has after
+// the states.
 constexpr char kUpdate[] = R"(
-struct Numbers { double written[6]; i64 fed[6]; i64 rate, flag, maximize, skip_nonfinite; };
-struct Step { double learning_rate; i64 number; double coefficients[6]; };
-
 extern "C" __global__ void __launch_bounds__(THREADS) update(const R* rates, const i64* number,
     const Q* scale_at, const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
     unsigned* error, unsigned wrong_step) {
   __shared__ Rule rule;
-  __shared__ double scale;
-  __shared__ int skip;
+  __shared__ Step step;
   if (threadIdx.x == 0) {
-    Step step;
-    step.learning_rate = (double)Load(rates + numbers.rate);
-    step.number = *number;
-    for (int k = 0; k < 6; ++k)
-      step.coefficients[k] =
-          numbers.fed[k] < 0 ? numbers.written[k] : (double)Load(rates + numbers.fed[k]);
-    const double given = scale_at ? (double)Load(scale_at) : 1.0;
-    const bool wrong = step.number < 1;
-    if (wrong && blockIdx.x == 0) atomicCAS(error, 0u, wrong_step);
-    scale = numbers.maximize ? -given : given;
-    skip = wrong || (numbers.skip_nonfinite && !caesura::IsFinite(given));
-    rule = Rule::Of(step, numbers.flag != 0);
+    step = ReadStep(rates, number, scale_at, numbers);
+    if (step.number < 1 && blockIdx.x == 0) atomicCAS(error, 0u, wrong_step);
+    if (kScalars == 0) rule = RuleOf(step, numbers, nullptr);
   }
   __syncthreads();
-  if (skip) return;
-  const Rule own = rule;
-  const C factor = (C)scale;
+  if (step.skip) return;
+  Rule own;
+  if (kScalars == 0) own = rule;
+  int ruled = -1;  // the parameter whose rule it is, where each has its own
+  const C factor = (C)step.scale;
   // A parameter, its gradient, its states.
   constexpr int kPack = 16 / sizeof(S), kArrays = 2 + Rule::kStates;
   Chunk chunk = {};
   for (int c = blockIdx.x; c < table.chunks; c += gridDim.x) {
     MoveTo(table, c, chunk);
+    if (kScalars > 0 && chunk.tensor != ruled) {
+      ruled = chunk.tensor;
+      __syncthreads();  // the rule before may still be read
+      if (threadIdx.x == 0) {
+        V scalars[2];
+        for (int k = 0; k < kScalars; ++k) scalars[k] = *(const V*)table.at[kArrays + k][ruled];
+        rule = RuleOf(step, numbers, scalars);
+      }
+      __syncthreads();
+      own = rule;
+    }
     S* at[kArrays];
     bool whole = chunk.count == CHUNK;
 #pragma unroll
@@ -104,53 +86,72 @@ extern "C" __global__ void __launch_bounds__(THREADS) update(const R* rates, con
 }
 )";
 
-std::string Source(const UpdateSpec& spec, UpdateRule rule) {
-  const DType scale = spec.scale_dtype == DType::kUndefined ? DType::kFloat64 : spec.scale_dtype;
-  return CudaTensorTable::Source(2 + spec.states) + kUpdateRulesText + "\ntypedef " +
-         CudaStorageType(spec.dtype) + " S;\ntypedef " + CudaComputeType(spec.dtype) +
-         " C;\ntypedef " + CudaStorageType(spec.rate_dtype) + " R;\ntypedef " +
-         CudaStorageType(scale) + " Q;\ntypedef caesura::" + kRuleNames[static_cast<int>(rule)] +
-         "<C> Rule;\n" + kUpdate;
+// After the update: blocks of it read the scalars at any time.
+constexpr char kSetScalars[] = R"(
+extern "C" __global__ void set_scalars(const R* rates, const i64* number, const Q* scale_at,
+    const __grid_constant__ Table table, const __grid_constant__ Numbers numbers) {
+  const Step step = ReadStep(rates, number, scale_at, numbers);
+  if (step.skip) return;
+  for (int t = threadIdx.x; t < table.tensors; t += blockDim.x) {
+    V scalars[2];
+    for (int k = 0; k < kScalars; ++k) scalars[k] = *(const V*)table.at[k][t];
+    RuleOf(step, numbers, scalars);
+    for (int k = 0; k < kScalars; ++k) *(V*)table.at[k][t] = scalars[k];
+  }
 }
+)";
 
-Numbers NumbersOf(const UpdateSpec& spec, bool flag) {
-  Numbers out = {};
-  std::copy(spec.written.begin(), spec.written.end(), out.written);
-  std::copy(spec.fed.begin(), spec.fed.end(), out.fed);
-  out.rate = spec.rate;
-  out.flag = flag;
-  out.maximize = spec.maximize;
-  out.skip_nonfinite = spec.skip_nonfinite;
-  return out;
-}
+struct TableKernel {
+  CudaTensorTable table;
+  CudaKernel kernel;
+};
 
 Status CreateUpdate(KernelInfo& info, const CudaDevicePtr& device) {
   const RuleChoice choice = ChooseRule(info);
   ASSIGN_OR_RETURN(const UpdateSpec spec,
-                   UpdateSpec::Make(info, choice.states, choice.coefficients));
-  const std::vector<CudaTensorTable> tables = CudaTensorTable::Make(spec.elements, 2 + spec.states);
-  std::vector<CudaKernel> kernels;
-  for (const CudaTensorTable& table : tables) {
-    ASSIGN_OR_RETURN(CudaKernel kernel, CudaKernel::Make(device, Source(spec, choice.rule),
-                                                         "update", table.Grid(*device)));
-    kernels.push_back(std::move(kernel));
+                   UpdateSpec::Make(info, choice.states, choice.coefficients, choice.scalars));
+  const std::string source = CudaUpdateSource(spec, choice.rule);
+  std::vector<TableKernel> updates, scalars;
+  const int arrays = 2 + spec.states - spec.scalars;  // of a parameter; then come its scalars
+  for (const CudaTensorTable& table : CudaTensorTable::Make(spec.elements, 2 + spec.states)) {
+    ASSIGN_OR_RETURN(
+        CudaKernel kernel,
+        CudaKernel::Make(device, CudaTensorTable::Source(2 + spec.states) + source + kUpdate,
+                         "update", table.Grid(*device)));
+    updates.push_back({table, std::move(kernel)});
+  }
+  const std::vector<int64_t> ones(spec.scalars > 0 ? spec.elements.size() : 0, 1);
+  for (const CudaTensorTable& table : CudaTensorTable::Make(ones, spec.scalars)) {
+    ASSIGN_OR_RETURN(
+        CudaKernel kernel,
+        CudaKernel::Make(device, CudaTensorTable::Source(spec.scalars) + source + kSetScalars,
+                         "set_scalars", {1, CudaTensorTable::kThreads}));
+    scalars.push_back({table, std::move(kernel)});
   }
   const unsigned wrong_step = device->AddError(spec.wrong_step + "less");
-  info.SetCompute([=, numbers = NumbersOf(spec, choice.flag),
+  info.SetCompute([=, numbers = CudaUpdateNumbers(spec, choice.flag),
                    error = device->error_cell()](KernelContext& context) -> Status {
     const auto address_of = [&](int tensor, int k) -> const void* {
       if (k == 1) return context.Input<void>(spec.Gradient(tensor));
-      return context.Output<void>(spec.Output(k == 0 ? -1 : k - 2, tensor));
+      const int state = k == 0 ? -1 : k < arrays ? spec.scalars + k - 2 : k - arrays;
+      return context.Output<void>(spec.Output(state, tensor));
     };
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const void *rates = context.Input<void>(0), *number = context.Input<void>(1),
-                 *scale = context.Input<void>(2);
-      CudaTensorTable::Words table = tables[t].Argument(address_of);
-      Numbers of_step = numbers;
-      unsigned* cell = error;
-      unsigned wrong = wrong_step;
+    const void *rates = context.Input<void>(0), *number = context.Input<void>(1),
+               *scale = context.Input<void>(2);
+    CudaUpdateNumbers of_step = numbers;
+    unsigned* cell = error;
+    unsigned wrong = wrong_step;
+    for (const TableKernel& update : updates) {
+      CudaTensorTable::Words table = update.table.Argument(address_of);
       void* arguments[] = {&rates, &number, &scale, table.data(), &of_step, &cell, &wrong};
-      RETURN_IF_ERROR(kernels[t].LaunchWith(arguments));
+      RETURN_IF_ERROR(update.kernel.LaunchWith(arguments));
+    }
+    for (const TableKernel& set : scalars) {
+      CudaTensorTable::Words table = set.table.Argument([&](int tensor, int k) -> const void* {
+        return context.Output<void>(spec.Output(k, tensor));
+      });
+      void* arguments[] = {&rates, &number, &scale, table.data(), &of_step};
+      RETURN_IF_ERROR(set.kernel.LaunchWith(arguments));
     }
     return {};
   });

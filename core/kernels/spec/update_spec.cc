@@ -141,6 +141,50 @@ RuleChoice ChooseRule(const KernelInfo& info) {
             1 + centered + has_buffer,
             {{"alpha", 0.99}, {"epsilon", 1e-8}, {"momentum", 0}, {"weight_decay", 0}}};
   }
+  if (op == "NAdamUpdate") {
+    return {UpdateRule::kNAdam,
+            3,
+            {{"beta1", 0.9},
+             {"beta2", 0.999},
+             {"epsilon", 1e-8},
+             {"weight_decay", 0},
+             {"momentum_decay", 4e-3}},
+            is_set("decoupled_weight_decay"),
+            1};
+  }
+  if (op == "RAdamUpdate") {
+    return {UpdateRule::kRAdam,
+            2,
+            {{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}, {"weight_decay", 0}},
+            is_set("decoupled_weight_decay")};
+  }
+  if (op == "AdamaxUpdate") {
+    return {UpdateRule::kAdamax,
+            2,
+            {{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-8}, {"weight_decay", 0}}};
+  }
+  if (op == "AdagradUpdate")
+    return {UpdateRule::kAdagrad, 1, {{"lr_decay", 0}, {"weight_decay", 0}, {"epsilon", 1e-10}}};
+  if (op == "AdadeltaUpdate")
+    return {UpdateRule::kAdadelta, 2, {{"rho", 0.9}, {"epsilon", 1e-6}, {"weight_decay", 0}}};
+  if (op == "AsgdUpdate") {
+    return {UpdateRule::kAsgd,
+            3,
+            {{"lambd", 1e-4}, {"alpha", 0.75}, {"t0", 1e6}, {"weight_decay", 0}},
+            is_set("float64_rates"),
+            2};
+  }
+  if (op == "RpropUpdate") {
+    return {
+        UpdateRule::kRprop,
+        2,
+        {{"eta_minus", 0.5}, {"eta_plus", 1.2}, {"step_size_min", 1e-6}, {"step_size_max", 50}}};
+  }
+  if (op == "LambUpdate") {
+    return {UpdateRule::kLamb,
+            2,
+            {{"beta1", 0.9}, {"beta2", 0.999}, {"epsilon", 1e-6}, {"weight_decay", 1e-2}}};
+  }
   const bool decoupled = op == "AdamWUpdate", amsgrad = is_set("amsgrad");
   return {
       amsgrad ? UpdateRule::kAmsgrad : UpdateRule::kAdam,

@@ -63,19 +63,31 @@ enum class UpdateRule : uint8_t {
   kCenteredRmsprop,
   kMomentumRmsprop,
   kCenteredMomentumRmsprop,
+  kNAdam,
+  kRAdam,
+  kAdamax,
+  kAdagrad,
+  kAdadelta,
+  kAsgd,
+  kRprop,
+  kLamb,
 };
 
 struct RuleChoice {
   UpdateRule rule;
-  int states;
+  int states;                             // with the scalars
   std::vector<Coefficient> coefficients;  // in the order in which the rule reads them
   bool flag = false;
+  int scalars = 0;  // the first so many states
 };
 
-// The ops that ChooseRule knows.
-inline constexpr const char* kRuleOps[] = {"SgdUpdate", "AdamUpdate", "AdamWUpdate", "LionUpdate",
-                                           "RmspropUpdate"};
-// The rule of a node, by its op, attributes and outputs. REQUIRES: it is one of kRuleOps.
+// The ops whose rule is all of an update: no element depends on others of its parameter.
+inline constexpr const char* kRuleOps[] = {"SgdUpdate",      "AdamUpdate",    "AdamWUpdate",
+                                           "LionUpdate",     "RmspropUpdate", "NAdamUpdate",
+                                           "RAdamUpdate",    "AdamaxUpdate",  "AdagradUpdate",
+                                           "AdadeltaUpdate", "AsgdUpdate",    "RpropUpdate"};
+// The rule of a node, by its op, attributes and outputs. REQUIRES: it is one of kRuleOps, or
+// LambUpdate.
 RuleChoice ChooseRule(const KernelInfo& info);
 
 }  // namespace caesura

@@ -8,14 +8,13 @@
 namespace caesura {
 
 void RegisterOptimizerUpdate(KernelRegistry& registry);
-void RegisterAdaptiveUpdate(KernelRegistry& registry);
 void RegisterLambUpdate(KernelRegistry& registry);
 void RegisterGradientScale(KernelRegistry& registry);
 void RegisterOnnxTraining(KernelRegistry& registry);
 
 inline void RegisterOptimizerKernels(KernelRegistry& registry) {
-  for (auto* add : {RegisterOptimizerUpdate, RegisterAdaptiveUpdate, RegisterLambUpdate,
-                    RegisterGradientScale, RegisterOnnxTraining}) {
+  for (auto* add :
+       {RegisterOptimizerUpdate, RegisterLambUpdate, RegisterGradientScale, RegisterOnnxTraining}) {
     add(registry);
   }
 }

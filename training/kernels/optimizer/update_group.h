@@ -28,37 +28,6 @@ struct UpdateStep {
   int64_t number = 1;                       // counts from 1
   bool skip = false;                        // nothing may change
   std::array<double, 6> coefficients = {};  // in the order in which the rule names them
-
-  template <size_t N>
-  std::array<double, N> Get() const {
-    std::array<double, N> out;
-    std::copy_n(coefficients.begin(), N, out.begin());
-    return out;
-  }
-};
-
-// A scalar of a parameter's state, float32 or float64.
-class ScalarState {
- public:
-  ScalarState() = default;
-  ScalarState(void* data, DType dtype) : data_(data), is_float64_(dtype == DType::kFloat64) {}
-
-  double Get() const {
-    return is_float64_ ? *static_cast<double*>(data_) : *static_cast<float*>(data_);
-  }
-  void Set(double value) const {
-    if (is_float64_) {
-      *static_cast<double*>(data_) = value;
-    } else {
-      *static_cast<float*>(data_) = static_cast<float>(value);
-    }
-  }
-  // The value as the scalar's dtype has it.
-  double Rounded(double value) const { return is_float64_ ? value : static_cast<float>(value); }
-
- private:
-  void* data_ = nullptr;
-  bool is_float64_ = false;
 };
 
 class UpdateGroup {
@@ -68,6 +37,7 @@ class UpdateGroup {
                                   const std::vector<Coefficient>& coefficients, int scalars = 0);
 
   DType dtype() const { return spec_.dtype; }
+  DType scalar_dtype() const { return spec_.scalar_dtype; }
   int count() const { return spec_.count; }
   int threads() const { return threads_; }
   const ParameterBlocks& blocks() const { return blocks_; }
@@ -87,9 +57,6 @@ class UpdateGroup {
   template <typename T>
   T* Updated(const KernelContext& context, int state, int i) const {
     return context.Output<T>(spec_.Output(state, i));
-  }
-  ScalarState Scalar(const KernelContext& context, int state, int i) const {
-    return {Updated<char>(context, state, i), spec_.scalar_dtype};
   }
 
   // Calls rule(p, g, s) for each element, in the type that T accumulates in: p the parameter, g the
@@ -146,58 +113,6 @@ class UpdateGroup {
 // Adds the kernels of update ops, by op type.
 void AddUpdateKernels(KernelRegistry& registry,
                       const std::vector<std::pair<const char*, KernelFactory>>& kernels);
-
-// Finishes a factory: `make_rule(TypeTag<A>, const UpdateStep&)` gives the rule of one step.
-template <int States, typename MakeRule>
-Status SetUpdate(KernelInfo& info, const std::vector<Coefficient>& coefficients,
-                 MakeRule make_rule) {
-  auto planned = UpdateGroup::Plan(info, States, coefficients);
-  if (!planned.ok()) return planned.status();
-  DispatchFloat(planned->dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    info.SetCompute([group = *std::move(planned), make_rule](KernelContext& context) -> Status {
-      Result<UpdateStep> step = group.ReadStep(context);
-      if (!step.ok()) return step.status();
-      group.CopyToOutputs(context);
-      if (step->skip) return Status();
-      const auto rule = make_rule(TypeTag<Accumulator<T>>{}, *step);
-      group.Apply<T, States>(context, *step, [&](int) -> const auto& { return rule; });
-      return Status();
-    });
-  });
-  return {};
-}
-
-// The same with `Scalars` scalars of each parameter: `make_rule(TypeTag<A>, const UpdateStep&,
-// std::array<ScalarState, Scalars>)` gives the rule of one parameter and changes its scalars.
-template <int Scalars, int States, typename MakeRule>
-Status SetUpdateWithScalars(KernelInfo& info, const std::vector<Coefficient>& coefficients,
-                            MakeRule make_rule) {
-  auto planned = UpdateGroup::Plan(info, Scalars + States, coefficients, Scalars);
-  if (!planned.ok()) return planned.status();
-  DispatchFloat(planned->dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using Rule = decltype(make_rule(TypeTag<Accumulator<T>>{}, UpdateStep{},
-                                    std::array<ScalarState, Scalars>{}));
-    const size_t scratch = info.BookScratch(planned->count() * sizeof(Rule));
-    info.SetCompute(
-        [group = *std::move(planned), make_rule, scratch](KernelContext& context) -> Status {
-          Result<UpdateStep> step = group.ReadStep(context);
-          if (!step.ok()) return step.status();
-          group.CopyToOutputs(context);
-          if (step->skip) return Status();
-          Rule* rules = context.Scratch<Rule>(scratch);
-          for (int i = 0; i < group.count(); ++i) {
-            std::array<ScalarState, Scalars> scalars;
-            for (int k = 0; k < Scalars; ++k) scalars[k] = group.Scalar(context, k, i);
-            rules[i] = make_rule(TypeTag<Accumulator<T>>{}, *step, scalars);
-          }
-          group.Apply<T, States>(context, *step, [&](int i) -> const auto& { return rules[i]; });
-          return Status();
-        });
-  });
-  return {};
-}
 
 }  // namespace caesura
 

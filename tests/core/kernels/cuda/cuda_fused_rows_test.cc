@@ -115,6 +115,17 @@ TEST_F(CudaRowSums, OfVectors) {
   }
 }
 
+TEST_F(CudaRowSums, CastsToAHalfAndBackRound) {
+  Compare(R"((float[9, 40] x) => (float[9, 40] y) {
+    y = ai.caesura.FusedRows <body = body (float[9, 40] X) => (Y) {
+      S = Mul (X, X)
+      H = Cast <to = 16> (S)
+      F = Cast <to = 1> (H)
+      Y = Sub (F, S)
+    }> (x) })",
+          {Ramp(Shape{9, 40}, 0.01f)}, 1e-5);
+}
+
 // A third of 2304 columns is in the same threads as in the whole row; other parts are not.
 TEST_F(CudaRowSums, PartsOfRows) {
   for (int columns : {4, 130, 768, 1024}) {
