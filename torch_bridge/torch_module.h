@@ -89,9 +89,9 @@ class Module : public ::torch::nn::Module {
 // Tensors by the names of a model's inputs, or of its parameters.
 using TensorMap = std::map<std::string, ::torch::Tensor>;
 
-// A TrainingSession that takes and returns torch tensors, without copying dense ones. Tensors on the
-// GPU of one of its providers are read there, in order with PyTorch's current stream. Thread safety:
-// as TrainingSession.
+// A TrainingSession that takes and returns torch tensors, without copying dense ones. Tensors on
+// the GPU of one of its providers are read there, in order with PyTorch's current stream. Thread
+// safety: as TrainingSession.
 class TrainingStep {
  public:
   explicit TrainingStep(Model model, TrainingOptions options = {});
