@@ -70,11 +70,16 @@ python_tests() {
   return "$rc"
 }
 
-# python_part K N: every N-th file of Python tests, from the K-th on.
+# python_part K N: every N-th file of Python tests, from the K-th on. Two files are parts of their own, by their names:
+# with OpenVINO the process dies when a child ends that a data loader had; and PyTorch has one stand-in device a process.
 python_part() {
-  local files
-  mapfile -t files < <(find tests -name '*_test.py' ! -name openvino_provider_test.py ! -name cuda_modules_test.py | sort |
-    awk -v k="$1" -v n="$2" 'NR % n == k % n')
+  local files apart=(cuda_modules_test.py openvino_provider_test.py)
+  if [[ $1 = *.py ]]; then
+    mapfile -t files < <(find tests -name "$1")
+  else
+    mapfile -t files < <(find tests -name '*_test.py' ! -name "${apart[0]}" ! -name "${apart[1]}" | sort |
+      awk -v k="$1" -v n="$2" 'NR % n == k % n')
+  fi
   python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1
 }
 
@@ -84,7 +89,7 @@ python_in_parts() {
   local parts=$((2 * cores)) rc=0
   export build out
   export -f python_tests python_part
-  seq "$parts" | xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
+  { echo cuda_modules_test.py; seq "$parts"; echo openvino_provider_test.py; } | xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
   cat "$out"/python-*.log
   return "$rc"
 }
@@ -203,10 +208,6 @@ if stage "set-up" set_up; then
   stage "C++ tests" ctest_in "$build"
   stage "C++ tests, at most AVX2" capped x86-64-v3
   stage "Python tests" python_in_parts
-  # OpenVINO in a process of its own: after tests that handle SIGCHLD (data loaders) the process dies when a child ends.
-  stage "Python tests, OpenVINO" python_tests pytest.xml tests/python/openvino_provider_test.py
-  # A process has one stand-in device for PyTorch; other tests take another one.
-  stage "Python tests, modules on a GPU" python_tests pytest.xml tests/python/cuda_modules_test.py
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
   stage "CUDA instruments" cuda_instruments
