@@ -118,7 +118,7 @@ cuda_instruments() {
 address_sanitizer() {
   sanitized build-asan address,undefined "$1" &&
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-      ctest_in build-asan -R "^$1(_cuda)?\$"
+      ctest_in build-asan -R "^$1(_cuda_[0-9])?\$"
 }
 
 # Each fuzz target on its seeds and on a fixed number of changed ones (tests/fuzz/README.md).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA source of all optimizer updates has: types, the rule, a step's numbers.
+// The CUDA source that all optimizer updates share: types, the rule, a step's numbers.
 #ifndef CAESURA_CORE_KERNELS_CUDA_UPDATE_SOURCE_H_
 #define CAESURA_CORE_KERNELS_CUDA_UPDATE_SOURCE_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What BatchNormalization, BatchNormalizationTraining and BatchNormalizationGrad read from their
-// nodes, for every device; and tensors as [N, C, positions].
+// The attributes of BatchNormalization, BatchNormalizationTraining and BatchNormalizationGrad, read
+// for every device; and tensors as [N, C, positions].
 #ifndef CAESURA_CORE_KERNELS_SPEC_BATCH_NORM_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_BATCH_NORM_SPEC_H_
 

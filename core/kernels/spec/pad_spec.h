@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Pad's pads and axes mean for a concrete shape; shared with PadGrad.
+// Pad's pads and axes for a concrete shape; shared with PadGrad.
 #ifndef CAESURA_CORE_KERNELS_SPEC_PAD_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_PAD_SPEC_H_
 

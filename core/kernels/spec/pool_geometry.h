@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What MaxPool, AveragePool, LpPool and their gradients read from their nodes, for every device. An
+// The attributes of MaxPool, AveragePool, LpPool and their gradients, read for every device. An
 // image is one channel of one sample.
 #ifndef CAESURA_CORE_KERNELS_SPEC_POOL_GEOMETRY_H_
 #define CAESURA_CORE_KERNELS_SPEC_POOL_GEOMETRY_H_

@@ -47,7 +47,7 @@ class CudaPool : public StandinCuda {
     EXPECT_TRUE(got.ok()) << got.status().ToString();
     return got.ok() ? *got : Values();
   }
-  // Of the results, `exact` are bit for bit the CPU's.
+  // The first `exact` results are bit for bit the CPU's.
   void Compare(const std::string& text, const Values& feeds, size_t exact, DType dtype) {
     SCOPED_TRACE(text);
     if (cuda_ == nullptr) cuda_ = Provider();

@@ -76,6 +76,6 @@ def _backward(dy, query, key, value, y, lse, dropout, causal, *, attn_mask=None,
             of_group(weights.transpose(-2, -1) @ dy, value))
 
 
-# What makes such a call where our kernels refuse it: PyTorch has the operator on the CPU only.
+# Functions for calls that our kernels refuse: PyTorch has these operators on the CPU only.
 IN_PARTS = {_CAPTURED.default: _forward,
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward}
