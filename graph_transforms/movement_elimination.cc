@@ -6,6 +6,7 @@
 
 #include "core/graph/op_traits.h"
 #include "graph_transforms/replacements.h"
+#include "graph_transforms/constant_ints.h"
 
 namespace caesura {
 namespace {
@@ -60,11 +61,8 @@ Value* SimplifyTranspose(Node& node, const Node& before) {
 // Reads past all nodes in front that only give another shape, up to one that is there for others
 // too: where that has to copy, as after a Transpose, its copy serves all.
 void SimplifyReshape(Node& node) {
-  const Value* shape = node.input(1);
-  const Tensor* target = shape == nullptr ? nullptr : shape->graph()->Initializer(shape);
-  if (target == nullptr || shape->graph()->IsGraphInput(shape)) return;
-  const std::vector<int64_t> dims = target->ToVector<int64_t>();
-  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return;
+  const auto dims = ConstantInts(node.input(1));
+  if (!dims || std::find(dims->begin(), dims->end(), 0) != dims->end()) return;
   Value* from = node.input(0);
   auto passes_on = [](const Value* between) {
     const Node* before = between->producer();

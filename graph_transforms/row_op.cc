@@ -5,6 +5,7 @@
 
 #include "core/graph/graph.h"
 #include "core/graph/op_traits.h"
+#include "graph_transforms/constant_ints.h"
 #include "graph_transforms/same_dims.h"
 
 namespace caesura {
@@ -12,12 +13,8 @@ namespace {
 
 // Reduces only the last axis, and keeps it as one.
 bool ReducesRow(const Node& node, int64_t rank) {
-  const Value* axes = node.input(1);
-  if (axes == nullptr || node.Attr<int64_t>("keepdims", 1) != 1) return false;
-  const Tensor* value = axes->graph()->Initializer(axes);
-  if (value == nullptr || value->elements() != 1) return false;
-  const int64_t axis = value->ToVector<int64_t>()[0];
-  return axis == -1 || axis == rank - 1;
+  const std::optional<int64_t> axis = ConstantInt(node.input(1));
+  return axis && node.Attr<int64_t>("keepdims", 1) == 1 && (*axis == -1 || *axis == rank - 1);
 }
 
 using Dims = std::vector<Dim>;

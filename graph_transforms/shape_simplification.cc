@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "graph_transforms/replacements.h"
+#include "graph_transforms/constant_ints.h"
 
 namespace caesura {
 namespace {
@@ -85,11 +86,7 @@ class Simplifier {
 
   static std::optional<std::vector<int64_t>> Numbers(const Value* value) {
     const Tensor* tensor = value == nullptr ? nullptr : value->graph()->Initializer(value);
-    const bool constant =
-        tensor != nullptr && !value->graph()->IsGraphInput(value) && tensor->shape().rank() <= 1;
-    if (!constant || (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32))
-      return std::nullopt;
-    return tensor->ToVector<int64_t>();
+    return tensor != nullptr && tensor->shape().rank() <= 1 ? ConstantInts(value) : std::nullopt;
   }
 
   std::optional<Dims> ShapeOf(const Value* value) const {

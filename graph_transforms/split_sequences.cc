@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/graph/graph_edit.h"
+#include "graph_transforms/constant_ints.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -12,12 +13,6 @@ namespace {
 
 // A node of more outputs than this would cost more than the sequence that it replaces.
 constexpr int64_t kMaxParts = 4096;
-
-const Tensor* ConstantInput(const Node& node, int i) {
-  const Value* value = node.input(i);
-  if (value == nullptr || value->graph()->IsGraphInput(value)) return nullptr;
-  return value->graph()->Initializer(value);
-}
 
 // The sizes of the parts, when they are known.
 std::optional<std::vector<int64_t>> PartSizes(const Node& node) {
@@ -27,12 +22,13 @@ std::optional<std::vector<int64_t>> PartSizes(const Node& node) {
   const int rank = static_cast<int>(shape->size());
   int64_t axis = node.Attr<int64_t>("axis", 0);
   if (axis < 0) axis += rank;
-  const Tensor* split = ConstantInput(node, 1);
-  if (axis < 0 || axis >= rank || (node.input(1) != nullptr && split == nullptr))
-    return std::nullopt;
-  if (split != nullptr && split->shape().rank() == 1) return split->ToVector<int64_t>();
+  const Value* stated = node.input(1);
+  const auto split = ConstantInts(stated);
+  if (axis < 0 || axis >= rank || (stated != nullptr && !split)) return std::nullopt;
+  if (split && stated->graph()->Initializer(stated)->shape().rank() == 1) return split;
+  if (split && split->size() != 1) return std::nullopt;
   const int64_t extent = (*shape)[axis].value;
-  const int64_t part = split == nullptr ? 1 : split->ToVector<int64_t>()[0];
+  const int64_t part = split ? split->front() : 1;
   if (extent <= 0 || part <= 0 || extent / part >= kMaxParts) return std::nullopt;
   std::vector<int64_t> sizes(extent / part, part);
   if (extent % part != 0) sizes.push_back(extent % part);
@@ -43,7 +39,7 @@ bool TakenOutAtConstants(const Value& sequence) {
   if (sequence.graph()->IsGraphOutput(&sequence) || sequence.uses().empty()) return false;
   return std::all_of(sequence.uses().begin(), sequence.uses().end(), [&](const Value::Use& use) {
     return use.index == 0 && use.node->Is("SequenceAt") && use.node->graph() == sequence.graph() &&
-           ConstantInput(*use.node, 1) != nullptr;
+           ConstantInt(use.node->input(1)).has_value();
   });
 }
 
@@ -55,7 +51,7 @@ void Replace(Graph& graph, GraphEdit& edit, Node& node) {
   const int64_t count = static_cast<int64_t>(sizes->size());
   std::vector<std::pair<Node*, int64_t>> takers;
   for (const Value::Use& use : sequence->uses()) {
-    int64_t position = ConstantInput(*use.node, 1)->ToVector<int64_t>()[0];
+    int64_t position = *ConstantInt(use.node->input(1));
     if (position < 0) position += count;
     if (position < 0 || position >= count || graph.IsGraphOutput(use.node->output(0))) return;
     if (!MayBecomeOne(node, *use.node)) return;

@@ -10,6 +10,7 @@
 #include "graph_transforms/matching.h"
 #include "graph_transforms/replacements.h"
 #include "graph_transforms/same_dims.h"
+#include "graph_transforms/constant_ints.h"
 
 namespace caesura {
 namespace {
@@ -24,10 +25,7 @@ struct Part {
 std::optional<int64_t> Number(const Node& node, int i, std::optional<int64_t> otherwise) {
   const Value* value = node.input(i);
   if (value == nullptr) return otherwise;
-  const Tensor* tensor =
-      value->graph()->IsGraphInput(value) ? nullptr : value->graph()->Initializer(value);
-  if (tensor == nullptr || tensor->elements() != 1) return std::nullopt;
-  return tensor->ToVector<int64_t>()[0];
+  return ConstantInt(value);
 }
 
 // The part of a tensor of that type that a Slice takes, where it steps by one along one axis;

@@ -89,7 +89,8 @@ python_in_parts() {
   local parts=$((2 * cores)) rc=0
   export build out
   export -f python_tests python_part
-  { echo cuda_modules_test.py; seq "$parts"; echo openvino_provider_test.py; } | xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
+  { echo cuda_modules_test.py; seq "$parts"; echo openvino_provider_test.py; } |
+    xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
   cat "$out"/python-*.log
   return "$rc"
 }

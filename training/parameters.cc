@@ -14,13 +14,22 @@
 
 namespace caesura {
 
-PassMaker WithPlacement(PassMaker passes, std::shared_ptr<CpuFallbackReport> report) {
-  return [passes = std::move(passes), report = std::move(report)](const ProviderList& providers) {
-    PassList list = passes(providers);
-    for (auto& pass : PlacementPasses(providers, {.report = report}))
-      list.push_back(std::move(pass));
-    return list;
-  };
+PassMaker WithPlacement(PassMaker passes, CpuFallbackOptions fallback) {
+  return
+      [passes = std::move(passes), fallback = std::move(fallback)](const ProviderList& providers) {
+        PassList list = passes(providers);
+        for (auto& pass : PlacementPasses(providers, fallback)) list.push_back(std::move(pass));
+        return list;
+      };
+}
+
+std::unordered_set<std::string> InputsWithDims(const Graph& graph) {
+  std::unordered_set<std::string> out;
+  for (const Value* input : graph.inputs()) {
+    const auto& shape = input->type().shape;
+    if (!shape || !shape->empty()) out.insert(input->name());
+  }
+  return out;
 }
 
 PlanFitter WithinBudget(size_t budget) {
@@ -40,11 +49,14 @@ Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               int threads) {
   // Without schemas the values after such ops would have no shapes, and would not be fused.
   RETURN_IF_ERROR(RegisterTrainingOpSchemas());
-  PreparedGraphOptions options{.passes = WithPlacement([](const ProviderList& providers) {
-                                 PassList passes = StepPasses(providers);
-                                 passes.push_back(MakeYieldOrderPass());
-                                 return passes;
-                               })};
+  const auto passes = [](const ProviderList& providers) {
+    PassList list = StepPasses(providers);
+    list.push_back(MakeYieldOrderPass());
+    return list;
+  };
+  CpuFallbackOptions fallback_options;
+  if (gpu != nullptr) fallback_options.device_inputs = InputsWithDims(*model.graph);
+  PreparedGraphOptions options{.passes = WithPlacement(passes, std::move(fallback_options))};
   options.plan.threads = threads;
   ProviderList providers;
   if (gpu != nullptr) {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/execute/parameter_set.h"
@@ -14,8 +15,11 @@
 
 namespace caesura {
 
-// `passes`, then PlacementPasses, which fill `report` when the first program is prepared.
-PassMaker WithPlacement(PassMaker passes, std::shared_ptr<CpuFallbackReport> report = nullptr);
+// `passes`, then PlacementPasses with these options.
+PassMaker WithPlacement(PassMaker passes, CpuFallbackOptions fallback = {});
+// The names of graph inputs that are no scalars, as CpuFallbackOptions::device_inputs has them:
+// where PyTorch's tensors are on a GPU, its numbers are on the host.
+std::unordered_set<std::string> InputsWithDims(const Graph& graph);
 // The hook that keeps a plan's arena within `budget` bytes by recomputation
 // (graph_transforms/recompute.h); null for 0, which is no limit.
 PlanFitter WithinBudget(size_t budget);

@@ -157,7 +157,7 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   const auto report = std::make_shared<CpuFallbackReport>();
   made.passes = WithPlacement(
       [changing](const ProviderList& providers) { return StepPasses(providers, changing); },
-      report);
+      {.report = report});
   ASSIGN_OR_RETURN(program->graph, Program::Create(std::move(model), fallback_, made));
   program->cpu_fallback = *report;
   made.plan.fetch_devices.clear();

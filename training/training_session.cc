@@ -188,12 +188,13 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   };
   const auto report = std::make_shared<CpuFallbackReport>();
   const bool own = &step == &options_.step;
-  PreparedGraphOptions options{.parameters = program.parameters,
-                               .parameter_set = own ? &parameters_ : &parts_parameters_,
-                               .ops = ops_,
-                               .passes = WithPlacement(passes, report),
-                               .disabled_passes = options_.disabled_passes,
-                               .fit = WithinBudget(options_.memory_budget)};
+  PreparedGraphOptions options{
+      .parameters = program.parameters,
+      .parameter_set = own ? &parameters_ : &parts_parameters_,
+      .ops = ops_,
+      .passes = WithPlacement(passes, {.device_inputs = options_.device_inputs, .report = report}),
+      .disabled_passes = options_.disabled_passes,
+      .fit = WithinBudget(options_.memory_budget)};
   options.plan.threads = options_.threads;
   options.plan.cache_values = false;  // every update changes every parameter
   Model source;

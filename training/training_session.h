@@ -21,6 +21,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/distributed/communicator.h"
@@ -60,6 +61,9 @@ struct TrainingOptions {
   // Without it, and with a device's provider that has kernels for their updates, parameters and
   // optimizer state live in the device's memory (update_placement.h).
   bool share_parameters = false;
+  // Names of inputs that will be fed on the device of the first provider; others come on the host.
+  // What is computed of integers among them stays there (graph_transforms/cpu_fallback.h).
+  std::unordered_set<std::string> device_inputs = {};
   std::vector<std::string> disabled_passes;
   CustomOps custom_ops;
   // The ranks that train together; null: this process trains by itself. Each rank is given its own

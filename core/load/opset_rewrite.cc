@@ -33,7 +33,8 @@ std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
   if (tensor == nullptr && value->producer() != nullptr && value->producer()->Is("Constant")) {
     tensor = value->producer()->FindAttr<Tensor>("value");
   }
-  if (tensor == nullptr || tensor->dtype() == DType::kString || !tensor->device().is_host())
+  if (tensor == nullptr || !tensor->device().is_host() ||
+      (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32))
     return std::nullopt;
   return tensor->ToVector<int64_t>();
 }

@@ -7,6 +7,7 @@
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
 #include "training/exported_step.h"
+#include "training/parameters.h"
 #include "training/report/report.h"
 #include "training/suspend_on_signals.h"
 
@@ -130,6 +131,7 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     model.graph->RemoveInput(value);
     model.graph->SetInitializer(value, Writable(name, array));
   }
+  if (gpu != nullptr) options.device_inputs = InputsWithDims(*model.graph);
   // On a GPU these are copies, which go there; the caller's own tensors are bound afterwards.
   options.share_parameters = !parameters.empty() && gpu == nullptr;
   return Unwrap(TrainingSession::Create(std::move(model), std::move(options)));

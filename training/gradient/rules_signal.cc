@@ -36,7 +36,9 @@ Expr SideWeights(Expr like, Expr n, int64_t axis, int rank) {
 // y = F x;  dx = F^H dy, cut to x's length and, for a real x, to its real part
 void DftRule(GradientContext& g) {
   const Tensor* stated = g.ConstantInput(2);
-  if (g.HasInput(2) && stated == nullptr) return g.Refuse("has an axis that is not constant");
+  const bool has_axis = stated != nullptr && stated->elements() == 1 &&
+                        (stated->dtype() == DType::kInt64 || stated->dtype() == DType::kInt32);
+  if (g.HasInput(2) && !has_axis) return g.Refuse("has an axis that is no constant integer");
   const int64_t axis = stated == nullptr ? -2 : stated->ToVector<int64_t>()[0];
   const bool inverse = g.IntAttr("inverse", 0) != 0, onesided = g.IntAttr("onesided", 0) != 0;
   const Expr x = g.input(0), one = Ints({1}, x);
