@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_rewrite.h"
 
+#include <cmath>
+
 #include <cassert>
 
 #include "core/graph/op_schema.h"
@@ -33,10 +35,16 @@ std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
   if (tensor == nullptr && value->producer() != nullptr && value->producer()->Is("Constant")) {
     tensor = value->producer()->FindAttr<Tensor>("value");
   }
-  if (tensor == nullptr || !tensor->device().is_host() ||
-      (tensor->dtype() != DType::kInt64 && tensor->dtype() != DType::kInt32))
-    return std::nullopt;
-  return tensor->ToVector<int64_t>();
+  if (tensor == nullptr || !tensor->device().is_host()) return std::nullopt;
+  if (tensor->dtype() == DType::kInt64 || tensor->dtype() == DType::kInt32)
+    return tensor->ToVector<int64_t>();
+  if (tensor->dtype() != DType::kFloat32) return std::nullopt;
+  std::vector<int64_t> out;
+  for (float number : tensor->ToVector<float>()) {  // as Tile has had them
+    if (!(std::fabs(number) < 1e15F)) return std::nullopt;
+    out.push_back(static_cast<int64_t>(number));
+  }
+  return out;
 }
 
 void NodeRewrite::Add(const std::string& op_type, std::vector<Value*> inputs,
