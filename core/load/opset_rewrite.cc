@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/load/opset_rewrite.h"
 
-#include <cmath>
-
 #include <cassert>
+#include <cmath>
 
 #include "core/graph/op_schema.h"
 
