@@ -113,8 +113,8 @@ TEST_F(CudaKernelPrograms, ASecondProcessCompilesNothing) {
   EXPECT_EQ(Compiled(), is_child ? 0u : 2u);
   if (is_child) return;
   const std::string program = fs::read_symlink("/proc/self/exe");
-  const std::string command = "env -u GTEST_OUTPUT -u GTEST_TOTAL_SHARDS " + std::string(kChild) +
-                              "='" + kept_ + "' '" + program +
+  const std::string command = "env -u GTEST_OUTPUT -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX " +
+                              std::string(kChild) + "='" + kept_ + "' '" + program +
                               "' --gtest_filter=CudaKernelPrograms.ASecondProcessCompilesNothing"
                               " >'" +
                               folder_.path("log") + "' 2>&1";
