@@ -39,7 +39,7 @@ __device__ inline C ChannelSum(C v) {
 #endif
 }
 
-// What a block has in its turn: elements [first, end) of a channel, of which the thread takes some.
+// The elements [first, end) of a channel that a block sums in its turn; each thread takes some.
 struct Part {
   Index channel, first, end;
   i64 at;  // of its sums

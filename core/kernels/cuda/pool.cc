@@ -158,7 +158,7 @@ __device__ inline Index Positions(Index start, Index kernel, Index step, Index l
 #define POSITIONS(o, a) Positions(o * STRIDE##a - WINDOW_PAD##a, WINDOW##a, DILATION##a, \
     INCLUDE_PAD ? -WINDOW_PAD##a : 0, (Index)sizes.input[a] + (INCLUDE_PAD ? END_PAD##a : 0))
 
-// What the sum of a window is multiplied with.
+// The factor that turns the sum of a window into its mean.
 __device__ inline C Share(Index o0, Index o1, Index o2, const Sizes& sizes) {
   if (ALL_WHOLE) return (C)1 / (C)((i64)WINDOW0 * WINDOW1 * WINDOW2);
   const i64 count = (i64)POSITIONS(o0, 0) * POSITIONS(o1, 1) * POSITIONS(o2, 2);
