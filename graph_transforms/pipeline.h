@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "core/graph/pass.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 
 namespace caesura {
 

@@ -8,7 +8,7 @@
 #include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
 #include "core/graph/op_traits.h"
-#include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/simplify/dead_node_elimination.h"
 
 namespace caesura {
 namespace {

@@ -134,14 +134,17 @@ python_address_sanitizer() {
   sanitized build-asan address,undefined caesura_python &&
     LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" \
       ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH="$PWD/build-asan/python" \
-      python_tests pytest.xml tests/python/lifetime_test.py tests/python/tensor_exchange_test.py tests/python/wrap_calls_test.py \
-      tests/python/call_cache_test.py
+      python_tests pytest.xml tests/python/frontends/{lifetime,wrap_calls}_test.py \
+      tests/python/sessions/tensor_exchange_test.py tests/python/cache/call_cache_test.py
 }
 
-# States in threads, and a race that must be found. One OpenMP thread a kernel: libgomp is not instrumented.
+# States in threads, on the CPU and on the stand-ins for CUDA, and a race that must be found. One OpenMP thread a kernel:
+# libgomp is not instrumented.
 thread_sanitizer() {
-  sanitized build-tsan thread executor_tests planted_race &&
-    OMP_NUM_THREADS=1 ctest_in build-tsan -R '^(executor_tests|planted_race)$'
+  local tests=(executor_tests planted_race)
+  ! grep -q '^CUDA_LIBRARIES_DIR:PATH=.' "$build/CMakeCache.txt" || tests+=(cuda_threads_tests)
+  sanitized build-tsan thread "${tests[@]}" &&
+    OMP_NUM_THREADS=1 ctest_in build-tsan -R "^($(IFS='|'; echo "${tests[*]}"))\$"
 }
 
 # Adds up the reports of all stages. GoogleTest cases count one by one: a ctest test is counted through the

@@ -11,7 +11,7 @@
 
 #include "core/execute/parameter_set.h"
 #include "core/runtime/program.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 
 namespace caesura {
 

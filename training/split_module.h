@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/runtime/program.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/trainable.h"
 
 namespace caesura {

@@ -56,8 +56,9 @@ struct StepOptions : TrainableOptions {
   // Outputs of the model that a step also hands out, by name.
   std::vector<std::string> keep_outputs;
   // The dtype in which products, convolutions and attention compute
-  // (graph_transforms/mixed_precision.h): float32, bfloat16, or float16, whose small gradients are
-  // saved by a scaled loss. Parameters, optimizer state, losses and norms stay float32.
+  // (graph_transforms/precision/mixed_precision.h): float32, bfloat16, or float16, whose small
+  // gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
+  // float32.
   DType precision = DType::kFloat32;
   // Where several ranks train together: a bucket of gradients that they sum is closed at this many
   // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.

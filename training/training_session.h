@@ -26,7 +26,7 @@
 
 #include "core/distributed/communicator.h"
 #include "core/runtime/program.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/checkpoint.h"
 #include "training/failure_policy.h"
 #include "training/optimizer/lr_schedule.h"
@@ -62,7 +62,7 @@ struct TrainingOptions {
   // optimizer state live in the device's memory (update_placement.h).
   bool share_parameters = false;
   // Names of inputs that will be fed on the device of the first provider; others come on the host.
-  // Ops on integers among them stay on the device (graph_transforms/cpu_fallback.h).
+  // Ops on integers among them stay on the device (graph_transforms/shapes/cpu_fallback.h).
   std::unordered_set<std::string> device_inputs = {};
   std::vector<std::string> disabled_passes;
   CustomOps custom_ops;

@@ -6,7 +6,7 @@
 #include "core/base/status_macros.h"
 #include "core/load/model_writer.h"
 #include "core/providers/tensor_copy.h"
-#include "graph_transforms/dead_node_elimination.h"
+#include "graph_transforms/simplify/dead_node_elimination.h"
 #include "training/gradient/training_mode.h"
 #include "training/parameters.h"
 #include "training/training_session.h"

@@ -24,7 +24,7 @@ int NumThreads();
 std::string MaxIsa();
 
 // CAESURA_AGGRESSIVE_CPU_FALLBACK: "on", "off", "seed" or "forward"
-// (graph_transforms/cpu_fallback.h); empty where unset.
+// (graph_transforms/shapes/cpu_fallback.h); empty where unset.
 std::string AggressiveCpuFallback();
 
 // CAESURA_PLUGIN_PATH: folders in which plug-ins are looked for by name, separated by colons

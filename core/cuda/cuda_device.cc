@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cuda/cuda_device.h"
 
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -132,6 +133,9 @@ CudaDevice::~CudaDevice() {
   if (cells_ != nullptr)
     driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(cells_->data()), stream_);
   if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
+  for (void* pinned : {static_cast<void*>(gate_.opened), pages_}) {
+    if (pinned != nullptr) driver.cuMemFreeHost(pinned);
+  }
   if (cudnn_ != nullptr) libraries_->cudnn->Destroy(cudnn_);
   if (cublas_lt_ != nullptr) libraries_->cublas_lt.Destroy(cublas_lt_);
   if (pool_ != nullptr) driver.cuMemPoolDestroy(pool_);
@@ -212,6 +216,82 @@ Status CudaDevice::Synchronise() const {
   return {};
 }
 
+// --- the gate ---
+
+Status CudaDevice::AllocatePinned() {
+  void *words = nullptr, *pages = nullptr;
+  if (gate_.opened == nullptr) {
+    RETURN_IF_CUDA_FAILS(cuMemHostAlloc, &words, kHostBytes, CU_MEMHOSTALLOC_PORTABLE);
+    std::memset(words, 0, kHostBytes);
+    gate_.opened = static_cast<unsigned*>(words);
+    gate_.forbids = gate_.opened + 1;
+  }
+  RETURN_IF_CUDA_FAILS(cuMemHostAlloc, &pages, (1 + kHostPages) * kHostBytes,
+                       CU_MEMHOSTALLOC_PORTABLE);
+  std::lock_guard<std::mutex> lock(pages_mutex_);
+  pages_ = pages;
+  gate_.error = static_cast<unsigned*>(pages);
+  for (int i = 1; i <= kHostPages; ++i)
+    free_pages_.push_back(static_cast<char*>(pages) + static_cast<size_t>(i) * kHostBytes);
+  return {};
+}
+
+Result<bool> CudaDevice::CloseGate() {
+  if (!gate_.mutex.try_lock()) return false;
+  std::unique_lock<std::mutex> lock(gate_.mutex, std::adopt_lock);
+  RETURN_IF_ERROR(MakeCurrent());
+  if (pages_ == nullptr && !AllocatePinned().ok()) return false;
+  const unsigned number = gate_.number + 1;
+  const CUresult result = libraries_->driver.cuStreamWaitValue32(
+      stream_, reinterpret_cast<CUdeviceptr>(gate_.opened), number, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
+  if (result != CUDA_SUCCESS) return Failure("cuStreamWaitValue32", result);
+  gate_.number = number;
+  gate_.owner = std::this_thread::get_id();
+  lock.release();
+  return true;
+}
+
+Status CudaDevice::OpenGate(bool write) {
+  if (write) {
+    RETURN_IF_ERROR(MakeCurrent());
+    RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, gate_.error,
+                         reinterpret_cast<CUdeviceptr>(error_cell()), sizeof *gate_.error, stream_);
+  }
+  std::unique_lock<std::mutex> lock(gate_.mutex, std::adopt_lock);
+  gate_.owner = std::thread::id();
+  std::atomic_ref<unsigned> forbids(*gate_.forbids);
+  if (!write) forbids = 1;
+  std::atomic_ref<unsigned>(*gate_.opened).store(gate_.number, std::memory_order_release);
+  if (write) return {};
+  // A device that fails here has lost its context, and its memory with it.
+  if (MakeCurrent().ok()) libraries_->driver.cuStreamSynchronize(stream_);
+  forbids = 0;
+  return {};
+}
+
+Status CudaDevice::WaitForHeld() const {
+  RETURN_IF_ERROR(MakeCurrent());
+  RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
+  std::lock_guard<std::mutex> lock(errors_mutex_);
+  return Told(*gate_.error);
+}
+
+const unsigned* CudaDevice::gate() const {
+  return gate_.owner == std::this_thread::get_id() ? gate_.forbids : nullptr;
+}
+
+std::shared_ptr<Buffer> CudaDevice::HostMemory(size_t bytes) {
+  std::lock_guard<std::mutex> lock(pages_mutex_);
+  if (bytes > kHostBytes || free_pages_.empty()) return nullptr;
+  void* const page = free_pages_.back();
+  free_pages_.pop_back();
+  return std::make_shared<Buffer>(page, bytes, Device(), [self = shared_from_this()](void* page) {
+    std::lock_guard<std::mutex> lock(self->pages_mutex_);
+    self->free_pages_.push_back(page);
+  });
+}
+
 unsigned CudaDevice::AddError(std::string message) {
   std::lock_guard<std::mutex> lock(errors_mutex_);
   errors_.push_back(std::move(message));
@@ -223,8 +303,14 @@ Status CudaDevice::TakeError() const {
   const auto cell = reinterpret_cast<CUdeviceptr>(error_cell());
   RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, &number, cell, sizeof number, stream_);
   RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
+  return Told(number);
+}
+
+// The error of this number; the cell is free for the next one.
+Status CudaDevice::Told(unsigned number) const {
   if (number == 0) return {};
-  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, cell, 0, sizeof number, stream_);
+  RETURN_IF_CUDA_FAILS(cuMemsetD8Async, reinterpret_cast<CUdeviceptr>(error_cell()), 0,
+                       sizeof number, stream_);
   return InvalidArgument(errors_[number - 1]);
 }
 
@@ -254,6 +340,8 @@ Result<CUfunction> CudaDevice::Function(const std::string& source, const std::st
   }
   CUfunction function = nullptr;
   RETURN_IF_CUDA_FAILS(cuModuleGetFunction, &function, module.handle, kernel.c_str());
+  // Else the first launch loads it, and may wait for the device while a gate is closed.
+  RETURN_IF_CUDA_FAILS(cuFuncLoad, function);
   return function;
 }
 

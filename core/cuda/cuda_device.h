@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -71,6 +72,23 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   static constexpr int kCounters = 64;
   unsigned* counters() const { return error_cell() + 1; }
 
+  // Puts a wait on the stream: what this thread puts there from here on runs after OpenGate. False:
+  // another thread's gate is closed, or the device cannot wait for the host. Until OpenGate the
+  // host must neither wait for the stream nor allocate memory.
+  Result<bool> CloseGate();
+  // REQUIRES: this thread has closed it. Without `write` the kernels that look at gate() write
+  // nothing, and the call waits until they have come to their ends; it does not fail. Where it
+  // fails with `write` the gate is still closed.
+  Status OpenGate(bool write);
+  // Waits for the stream, and tells what a kernel had met when the gate was opened to write.
+  Status WaitForHeld() const;
+  // What a kernel looks at: it writes nothing where this is not 0. Null: this thread has no gate.
+  const unsigned* gate() const;
+  // Pinned memory of at most kHostBytes: a copy to it does not make the host wait. Null: none is
+  // free.
+  static constexpr size_t kHostBytes = 4096;
+  std::shared_ptr<Buffer> HostMemory(size_t bytes);
+
   // "cuMemAllocAsync failed: CUDA_ERROR_..., out of memory"
   Status Failure(const char* call, CUresult result) const;
 
@@ -82,6 +100,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Result<CUmodule> LoadModule(const std::string& source) const;
   void Free(void* data, size_t size);
   Status TakeError() const;
+  Status Told(unsigned error) const;
+  Status AllocatePinned();
 
   const std::shared_ptr<const CudaLibraries> libraries_;
   int index_ = 0;
@@ -101,6 +121,20 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   std::shared_ptr<Buffer> cells_;  // that of errors, then the counters
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
+  // What a gate waits for, and what its kernels look at: in pinned memory, since the stream cannot
+  // be given anything while it waits.
+  struct Gate {
+    std::mutex mutex;  // held while it is closed
+    std::atomic<std::thread::id> owner;
+    unsigned number = 0;         // of the gates until now
+    unsigned* opened = nullptr;  // the number of the last gate that was opened
+    unsigned* forbids = nullptr;
+    unsigned* error = nullptr;  // the cell of errors when it was opened to write
+  } gate_;
+  static constexpr int kHostPages = 16;
+  std::mutex pages_mutex_;
+  void* pages_ = nullptr;  // pinned; allocated with the first gate
+  std::vector<void*> free_pages_;
   struct Module {
     std::mutex mutex;  // held while the module is made, by whoever needs this one
     CUmodule handle = nullptr;

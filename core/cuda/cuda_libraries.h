@@ -28,7 +28,8 @@
   F(cuMemAllocFromPoolAsync) F(cuMemFreeAsync) F(cuMemcpyHtoDAsync) F(cuMemcpyDtoHAsync)    \
   F(cuMemcpyDtoDAsync) F(cuMemsetD8Async) F(cuModuleLoadDataEx) F(cuModuleUnload)           \
   F(cuModuleGetFunction) F(cuLaunchKernel) F(cuEventCreate) F(cuEventDestroy)               \
-  F(cuEventRecord) F(cuEventQuery) F(cuStreamWaitEvent)
+  F(cuEventRecord) F(cuEventQuery) F(cuStreamWaitEvent) F(cuStreamWaitValue32)              \
+  F(cuMemHostAlloc) F(cuMemFreeHost) F(cuFuncLoad)
 
 #define CAESURA_NVRTC_FUNCTIONS(F)                                                            \
   F(nvrtcVersion) F(nvrtcGetErrorString) F(nvrtcCreateProgram) F(nvrtcDestroyProgram)         \

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/execute/undo_log.h"
 #include "core/plan/node_error.h"
 #include "core/providers/tensor_copy.h"
 
@@ -304,7 +305,9 @@ Result<Tensor> ExecutionState::CopyOf(const Tensor& tensor) const {
 
 Status ExecutionState::WaitForDevices() const {
   for (const DeviceMemory& memory : plan_->devices()) {
-    if (!memory.device.is_host()) RETURN_IF_ERROR(memory.provider->Synchronise());
+    if (memory.device.is_host()) continue;
+    RETURN_IF_ERROR(options_.undo != nullptr ? options_.undo->Wait(*memory.provider)
+                                             : memory.provider->Synchronise());
   }
   return {};
 }

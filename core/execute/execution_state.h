@@ -92,6 +92,9 @@ class ExecutionState : public KernelHost {
   }
   // The next step to execute.
   int program_counter() const { return pc_; }
+  // True if a step before the program counter has changed a parameter. The one at it does not
+  // count: kernels that update in place fail, if at all, before they write.
+  bool has_written() const { return pc_ > plan_->first_write(); }
 
   // --- at a yield (phase() == kYielded) ---
   int yield_index() const { return yield_index_; }

@@ -19,7 +19,7 @@ constexpr char kCancelled[] = "the run was ended by its caller";
 
 bool IsCancelled(const ExecutionState& state) {
   const std::atomic<bool>* cancel = state.options().cancel.get();
-  return cancel != nullptr && *cancel && !HasWritten(state);
+  return cancel != nullptr && *cancel && !state.has_written();
 }
 
 // `status`, at the step that the program counter is at.
@@ -49,6 +49,7 @@ auto Guarded(const ExecutionState& state, const Fn& fn) -> decltype(fn()) {
 bool IsSuspended(const ExecutionState& state) {
   const RunOptions& options = state.options();
   if (options.collectives != nullptr) return false;
+  if (options.undo != nullptr && options.undo->holds()) return false;
   if (options.suspend != nullptr && *options.suspend) return true;
   return options.deadline && std::chrono::steady_clock::now() >= *options.deadline;
 }

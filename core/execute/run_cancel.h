@@ -9,8 +9,6 @@
 #include <memory>
 #include <utility>
 
-#include "core/execute/execution_state.h"
-
 namespace caesura {
 
 // RunOptions::cancel of the run on this thread, from here to the end of the scope.
@@ -28,10 +26,6 @@ class RunCancel {
   static thread_local Flag current_;
   Flag before_;
 };
-
-// True if a step before the program counter has changed a parameter. The one at it does not count:
-// kernels that update in place fail, if at all, before they write.
-bool HasWritten(const ExecutionState& state);
 
 }  // namespace caesura
 

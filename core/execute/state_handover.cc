@@ -6,6 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
+#include "core/execute/undo_log.h"
 
 namespace caesura {
 
@@ -31,6 +32,16 @@ Result<RuntimeValue> ExecutionState::HandOut(const Yield::Item& item, int fetch)
   const std::shared_ptr<Buffer>& owner = current.tensor().buffer();
   if (buffer.kind == Kind::kDynamic && item.move && owner->owns_memory() && owner.use_count() <= 2)
     return current;
+  if (options_.undo != nullptr && item.device == 0 && buffer.device != 0) {
+    // The host would wait for a device whose updates wait for the host.
+    if (auto memory = options_.undo->HostMemory(current.tensor().bytes())) {
+      const Tensor copy(value.dtype, current.tensor().shape(), std::move(memory), 0);
+      RETURN_IF_ERROR(plan_->CopyBytes(0, copy.raw(), buffer.device, current.tensor().raw(),
+                                       current.tensor().bytes()));
+      return RuntimeValue(copy);
+    }
+    RETURN_IF_ERROR(options_.undo->Release());
+  }
   ASSIGN_OR_RETURN(Tensor copy,
                    CopyTo(current.tensor(), item.device, FetchAllocator(fetch, item.device)));
   return RuntimeValue(std::move(copy));
@@ -61,6 +72,7 @@ Status ExecutionState::HandOutFetches() {
     handed_out_.push_back(std::move(value));
   }
   RETURN_IF_ERROR(CheckBuffers());
+  if (options_.undo != nullptr) RETURN_IF_ERROR(options_.undo->Release());
   if (waits) RETURN_IF_ERROR(WaitForDevices());
   // Caller's buffers that the plan could not write directly (a view, an input passed through, a
   // buffer that is also a feed) are filled now, when nothing reads the feeds any more.

@@ -9,7 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
-#include "core/execute/parameter_writes.h"
+#include "core/plan/parameter_writes.h"
 #include "core/providers/tensor_copy.h"
 
 namespace caesura {

@@ -3,37 +3,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/base/status_macros.h"
 #include "core/execute/execution_state.h"
-#include "core/execute/parameter_writes.h"
+#include "core/plan/parameter_writes.h"
 #include "core/providers/copy_all.h"
-#include "core/providers/cpu_provider.h"
+#include "core/providers/write_gate.h"
 
 namespace caesura {
 namespace {
-
-int LastStepAtRisk(const ExecutionPlan& plan, UndoScope scope) {
-  const auto count = static_cast<int>(plan.steps().size());
-  if (scope == UndoScope::kAll) return count;
-  for (const Yield::Item& item : plan.fetches()) {
-    const PlannedBuffer& buffer = plan.buffers()[plan.values()[item.value].buffer];
-    const bool handed_over = item.move && (buffer.kind == PlannedBuffer::Kind::kFetch ||
-                                           buffer.kind == PlannedBuffer::Kind::kDynamic);
-    if (buffer.device != 0 || !handed_over) return count;
-  }
-  int last = count - 1;
-  const ExecutionProvider* cpu = nullptr;  // the one whose name was looked at
-  for (; last >= 0; --last) {
-    const Step& step = plan.steps()[last];
-    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
-    if (step.provider == cpu) continue;
-    if (step.provider->name() != kCpuProviderName) break;
-    cpu = step.provider;
-  }
-  return last;
-}
 
 // The tensor's place among the devices; BindParameters has found it.
 int DeviceOfParameter(const std::vector<DeviceMemory>& devices, const Tensor& parameter) {
@@ -42,15 +22,87 @@ int DeviceOfParameter(const std::vector<DeviceMemory>& devices, const Tensor& pa
   return d;
 }
 
+const WriteGate* GateOf(const Step& step) {
+  const auto* gate = dynamic_cast<const WriteGate*>(step.provider);
+  return gate != nullptr && gate->Holds(*step.def) ? gate : nullptr;
+}
+
+// A driver takes some thousand launches ahead, and then makes the host wait for the device. These
+// steps make a tenth of it: a launch for 50 tensors, or three.
+constexpr int kMostHeldSteps = 64;
+constexpr uint32_t kMostHeldOutputs = 8192;
+
+// From the returned step on there are only steps that a gate holds, and kernels of the host: none
+// that waits for a device or allocates its memory. Nor does what the plan hands out.
+int FirstHeld(const ExecutionPlan& plan) {
+  const auto count = static_cast<int>(plan.steps().size());
+  for (const Yield::Item& item : plan.fetches()) {
+    const PlannedValue& value = plan.values()[item.value];
+    const PlannedBuffer& buffer = plan.buffers()[value.buffer];
+    const bool is_given = buffer.kind == PlannedBuffer::Kind::kFetch && item.move;
+    const bool has_gaps = buffer.device != 0 && !value.layout.dense();
+    if (has_gaps || (item.device != 0 && !is_given)) return count;
+  }
+  int first = count, held = 0;
+  uint32_t outputs = 0;
+  for (int s = count - 1; s >= 0; --s) {
+    const Step& step = plan.steps()[s];
+    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    if (step.provider->device().is_host()) continue;
+    if (GateOf(step) == nullptr) break;
+    first = s;
+    outputs += step.output_count;
+    if (++held > kMostHeldSteps || outputs > kMostHeldOutputs) return count;
+  }
+  return first;
+}
+
 }  // namespace
 
-UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope) : last_(LastStepAtRisk(plan, scope)) {
-  const int end = std::min(last_ + 1, static_cast<int>(plan.steps().size()));
-  for (int s = 0; s < end && !needed_; ++s)
-    ForEachWrittenParameter(plan, s, [&](int) { needed_ = true; });
+UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope, bool may_hold)
+    : last_(scope == UndoScope::kAll ? static_cast<int>(plan.steps().size()) : plan.last_risk()),
+      needed_(plan.first_write() < static_cast<int>(plan.steps().size()) &&
+              plan.first_write() <= last_),
+      held_(needed_ && may_hold ? FirstHeld(plan) : static_cast<int>(plan.steps().size())) {}
+
+UndoLog::~UndoLog() {
+  if (closed_ != nullptr) static_cast<void>(closed_->OpenGate(false));
+}
+
+Result<bool> UndoLog::Hold(const Step& step) {
+  const WriteGate* gate = GateOf(step);
+  if (gate == nullptr || released_ != nullptr) return false;
+  if (closed_ == nullptr) {
+    ASSIGN_OR_RETURN(const bool closed, gate->CloseGate());
+    if (closed) closed_ = gate;
+  }
+  return closed_ == gate;
+}
+
+Status UndoLog::Release() {
+  if (closed_ == nullptr) return {};
+  RETURN_IF_ERROR(closed_->OpenGate(true));
+  released_ = std::exchange(closed_, nullptr);
+  return {};
+}
+
+Status UndoLog::Wait(const ExecutionProvider& provider) {
+  const auto* gate = dynamic_cast<const WriteGate*>(&provider);
+  if (gate == nullptr || gate != released_) return provider.Synchronise();
+  const Status done = gate->WaitForHeld();
+  if (done.code() == StatusCode::kInvalidArgument) released_ = nullptr;  // none has written
+  return done;
+}
+
+std::shared_ptr<Buffer> UndoLog::HostMemory(size_t bytes) const {
+  return closed_ == nullptr ? nullptr : closed_->HostMemory(bytes);
 }
 
 Status UndoLog::KeepOutputs(const ExecutionState& state, int step) {
+  if (step >= held_) {
+    ASSIGN_OR_RETURN(const bool waits, Hold(state.plan().steps()[step]));
+    if (waits) return {};
+  }
   const std::vector<DeviceMemory>& devices = state.plan().devices();
   std::map<int, Tensor> fresh;                    // by parameter
   std::map<int, std::vector<DeviceCopy>> copies;  // by device: an update may write many parameters
@@ -81,8 +133,9 @@ Status UndoLog::KeepOutputs(const ExecutionState& state, int step) {
   return {};
 }
 
-bool UndoLog::Undo(const ExecutionState& state) const {
-  if (state.program_counter() > last_) return false;
+bool UndoLog::Undo(const ExecutionState& state) {
+  if (closed_ != nullptr) static_cast<void>(std::exchange(closed_, nullptr)->OpenGate(false));
+  if (released_ != nullptr || state.program_counter() > last_) return false;
   const std::vector<DeviceMemory>& devices = state.plan().devices();
   for (const auto& [parameter, kept] : kept_) {
     const Tensor& own = state.options().parameters->tensor(parameter);

@@ -32,6 +32,21 @@ Status CheckSizes(const KernelInfo& info) {
   return TooMuchMemory(info, "needs scratch memory that", info.scratch_bytes());
 }
 
+// Factories read the values of host inputs as numbers or texts. Values of the first input's type
+// may be passed on as they are.
+Status CheckHostInputs(const KernelDef& def, const KernelInfo& info) {
+  constexpr DTypeSet kReadable = kNumericTypes | DTypeSet{DType::kBool, DType::kString};
+  for (int i = 0; i < info.input_count(); ++i) {
+    if (!info.IsTensor(i) || !def.IsHostInput(info.node(), i)) continue;
+    const DType dtype = info.InputDType(i);
+    const bool is_data = i > 0 && info.IsTensor(0) && dtype == info.InputDType(0);
+    if (!kReadable.Contains(dtype) && dtype != DType::kUndefined && !is_data)
+      return info.Invalid("input " + std::to_string(i) + ": expected numbers, got " +
+                          DTypeName(dtype));
+  }
+  return {};
+}
+
 // Neither an input whose values the function reads nor an output has an element.
 bool IsEmpty(const KernelDef& def, const KernelInfo& info) {
   for (int i = 0; i < info.input_count(); ++i) {
@@ -53,6 +68,7 @@ bool IsEmpty(const KernelDef& def, const KernelInfo& info) {
 Status CreateKernel(const KernelDef& def, KernelInfo& info) {
   const std::string fault = AttributeFault(info.node());
   if (!fault.empty()) return info.Invalid(fault);
+  RETURN_IF_ERROR(CheckHostInputs(def, info));
   RETURN_IF_ERROR(def.create(info));
   RETURN_IF_ERROR(CheckSizes(info));
   if (IsEmpty(def, info)) info.SetCompute([](KernelContext&) {});

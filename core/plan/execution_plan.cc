@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/plan/parameter_writes.h"
+#include "core/providers/cpu_provider.h"
+
 namespace caesura {
 namespace {
 
@@ -13,7 +16,40 @@ const char* KindName(PlannedBuffer::Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+int FirstWrite(const ExecutionPlan& plan) {
+  const auto count = static_cast<int>(plan.steps().size());
+  for (int s = 0; s < count; ++s) {
+    bool writes = false;
+    ForEachWrittenParameter(plan, s, [&](int) { writes = true; });
+    if (writes) return s;
+  }
+  return count;
+}
+
+int LastRisk(const ExecutionPlan& plan) {
+  const auto count = static_cast<int>(plan.steps().size());
+  for (const Yield::Item& item : plan.fetches()) {
+    const PlannedBuffer& buffer = plan.buffers()[plan.values()[item.value].buffer];
+    const bool handed_over = item.move && (buffer.kind == PlannedBuffer::Kind::kFetch ||
+                                           buffer.kind == PlannedBuffer::Kind::kDynamic);
+    if (buffer.device != 0 || !handed_over) return count;
+  }
+  int last = count - 1;
+  const ExecutionProvider* cpu = nullptr;  // the one whose name was looked at
+  for (; last >= 0; --last) {
+    const Step& step = plan.steps()[last];
+    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    if (step.provider == cpu) continue;
+    if (step.provider->name() != kCpuProviderName) break;
+    cpu = step.provider;
+  }
+  return last;
+}
+
 }  // namespace
+
+ExecutionPlan::ExecutionPlan(PlanData data)
+    : data_(std::move(data)), first_write_(FirstWrite(*this)), last_risk_(LastRisk(*this)) {}
 
 const char* StepKindName(Step::Kind kind) {
   constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};

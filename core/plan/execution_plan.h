@@ -29,7 +29,7 @@ namespace caesura {
 class ExecutionPlan {
  public:
   // Planning makes it: see Create.
-  explicit ExecutionPlan(PlanData data) : data_(std::move(data)) {}
+  explicit ExecutionPlan(PlanData data);
 
   // Fails with kUnsupported listing *all* nodes that have no kernel, and with the factory's error
   // where inputs are wrong. `feeds` in the order of graph->inputs(), then `captured` (outer values,
@@ -83,6 +83,12 @@ class ExecutionPlan {
   std::vector<size_t> LiveBytes() const;
   // Ranges {offset, bytes} of a device's arena that hold something a later step (>= pc) reads.
   std::vector<std::pair<size_t, size_t>> LiveRanges(int pc, int device = 0) const;
+  // The first step that writes to a parameter; the number of steps where none does.
+  int first_write() const { return first_write_; }
+  // The last step that may fail by itself: one that allocates, that has a body, or that is not a
+  // prepared kernel of the CPU provider, since these do not fail once they write. The number of
+  // steps where the copy of a result may.
+  int last_risk() const { return last_risk_; }
   // Changes with everything that may change rounding: kernels, shapes, order, thread count.
   // Computed in each call.
   uint64_t fingerprint() const;
@@ -96,6 +102,7 @@ class ExecutionPlan {
   std::string CopiesLine() const;
 
   const PlanData data_;
+  const int first_write_, last_risk_;
 };
 
 }  // namespace caesura

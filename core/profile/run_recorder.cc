@@ -7,7 +7,7 @@
 namespace caesura {
 namespace {
 
-constexpr int64_t kShapeElements = 64;  // as graph_transforms/cpu_fallback.h has it
+constexpr int64_t kShapeElements = 64;  // as graph_transforms/shapes/cpu_fallback.h has it
 
 struct ProcessRecording {
   std::atomic<bool> is_on = false;  // which runs ask before they take the lock

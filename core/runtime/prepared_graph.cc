@@ -5,10 +5,9 @@
 #include <set>
 
 #include "core/base/status_macros.h"
-#include "core/execute/parameter_writes.h"
-#include "core/execute/run_cancel.h"
 #include "core/execute/undo_log.h"
 #include "core/plan/function_expansion.h"
+#include "core/plan/parameter_writes.h"
 #include "core/plan/subgraph_partition.h"
 #include "core/runtime/subgraph.h"
 
@@ -21,10 +20,10 @@ PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& provi
 }
 
 ParameterEffect EffectOf(const ExecutionState& state, bool succeeded) {
-  const bool written = HasWritten(state);
+  const bool written = state.has_written();
   if (succeeded) return {written ? ParameterState::kCommitted : ParameterState::kUnchanged};
   // Asked in any case: the step that has failed may have written in part.
-  const UndoLog* undo = state.options().undo;
+  UndoLog* undo = state.options().undo;
   if (undo != nullptr && undo->Undo(state)) return {ParameterState::kUndone};
   if (!written) return {ParameterState::kUnchanged};
   std::set<int> parameters;

@@ -107,12 +107,14 @@ Result<SharedPlan> Program::Plan(const std::vector<RuntimeValue>& feeds,
 
 namespace {
 
-// Null: the run has nothing to keep.
+// Null: the run has nothing to keep. `may_stop`: the run stops before some step, which is known.
 std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool may_retry,
-                                     const RunOptions& options) {
+                                     bool may_stop, const RunOptions& options) {
   if (undo == Undo::kNever || (undo == Undo::kForRetry && !may_retry)) return nullptr;
   const bool watched = undo == Undo::kAtRisk && !options.observers.empty();
-  UndoLog log(plan, undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps);
+  const UndoScope scope = undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps;
+  const bool may_hold = scope == UndoScope::kSteps && options.observers.empty() && !may_stop;
+  UndoLog log(plan, scope, may_hold);
   return log.needed() ? std::make_unique<UndoLog>(std::move(log)) : nullptr;
 }
 
@@ -124,7 +126,7 @@ Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunReq
   run.stops_at_yields = request.stops_at_yields;
   const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
   if (may_retry) run.request = request;  // without what belongs to this try alone
-  run.undo = MakeUndoLog(*plan, request.undo, may_retry, request.options);
+  run.undo = MakeUndoLog(*plan, request.undo, may_retry, suspend_at != INT_MAX, request.options);
   request.options.undo = run.undo.get();
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
   if (recorder != nullptr) request.options.observers.push_back(recorder.get());
@@ -245,7 +247,7 @@ Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snap
   const bool has_written = std::any_of(snapshot.parameters.begin(), snapshot.parameters.end(),
                                        [](const auto& p) { return p.written; });
   if (!has_written) {
-    run->undo = MakeUndoLog(*plan, undo, fallback_->can_fall_back(), options);
+    run->undo = MakeUndoLog(*plan, undo, fallback_->can_fall_back(), true, options);
     options.undo = run->undo.get();
   }
   ASSIGN_OR_RETURN(run->started, run->on.graph->Restore(plan, snapshot, std::move(options)));

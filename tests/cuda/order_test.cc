@@ -103,6 +103,39 @@ TEST_P(OrderTest, NamesBufferThatIsFreedTooEarly) {
                                                   "on stream 1 writes)|used after it was freed"));
 }
 
+// What the host did before it wrote the value is known to what comes after.
+TEST_P(OrderTest, AStreamWaitsForAValueOfTheHost) {
+  Device device(GetParam());
+  const CUstream stream = device.Stream();
+  auto* const signal = reinterpret_cast<unsigned*>(device.Pinned(1));
+  float *const input = device.Pinned(kCount), *const output = device.Pinned(kCount);
+  *signal = 6;
+  input[0] = 5;
+  const CUdeviceptr x = device.Memory(kBytes);
+  ASSERT_CUDA(cuMemsetD32Async(x, 1, kCount, stream));
+  ASSERT_CUDA(cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(signal), 7,
+                                  CU_STREAM_WAIT_VALUE_GEQ));
+  ASSERT_CUDA(cuMemcpyHtoDAsync(x, input, kBytes, stream));
+  ASSERT_CUDA(cuMemcpyDtoHAsync(output, x, kBytes, stream));
+  __atomic_store_n(signal, 7u, __ATOMIC_RELEASE);
+  ASSERT_CUDA(cuStreamSynchronize(stream));
+  EXPECT_EQ(output[0], 5.0f);
+  EXPECT_EQ(Reports(), "");
+}
+
+TEST(SignalTest, NamesAValueThatTheHostDoesNotWrite) {
+  for (const std::uint64_t seed : {0, 1}) {
+    Device device(seed);
+    const CUstream stream = device.Stream();
+    auto* const signal = reinterpret_cast<unsigned*>(device.Pinned(1));
+    *signal = 0;
+    ASSERT_CUDA(cuStreamWaitValue32(stream, reinterpret_cast<CUdeviceptr>(signal), 1,
+                                    CU_STREAM_WAIT_VALUE_GEQ));
+    cuStreamSynchronize(stream);
+    EXPECT_THAT(Reports(), HasSubstr("deadlock: a stream waits for a value"));
+  }
+}
+
 // The legacy stream and blocking ones wait for each other; others do not.
 TEST_P(OrderTest, LegacyStreamWaitsForBlockingOnes) {
   for (const bool blocking : {true, false}) {

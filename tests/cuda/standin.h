@@ -44,7 +44,8 @@ const char* standin_report(size_t index); /* valid until the next reset or clear
 void standin_clear_reports(void);
 
 /* The n-th call from now (1 is the next) of the function of this name, as in cuda.h without _v2,
-   returns `error` (a CUresult) and does nothing. It may be set for several functions. */
+   returns `error` (a CUresult) and does nothing. It may be set for several functions. n = 0 takes
+   back what was set for this one. */
 void standin_fail(const char* function, int n, int error);
 /* The n-th operation from now whose name begins with this ("kernel ", "copy ", "fill ",
    "cublasLtMatmul", ...) fails when the device runs it: the error is sticky, as after an illegal

@@ -27,7 +27,7 @@ struct GradientCase {
   double float_tolerance = 1e-5;  // of float32 against float64, relative to the largest entry
   // Why there is no double: then the differences are those of float32, with a wide tolerance, and
   // float32 itself is compared with PyTorch's double alone
-  // (tests/python/gradients_beside_pytorch_test.py).
+  // (tests/python/gradients/gradients_beside_pytorch_test.py).
   std::string no_double = "";
   bool has_gradient = true;  // false: the gradient is zero everywhere
 };

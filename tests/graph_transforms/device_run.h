@@ -10,7 +10,7 @@
 
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {

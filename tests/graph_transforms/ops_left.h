@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/providers/cpu_provider.h"
-#include "graph_transforms/dead_node_elimination.h"
-#include "graph_transforms/shape_inference_pass.h"
+#include "graph_transforms/shapes/shape_inference_pass.h"
+#include "graph_transforms/simplify/dead_node_elimination.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "training/kernels/training_ops.h"
 

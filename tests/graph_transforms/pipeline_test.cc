@@ -9,11 +9,11 @@
 
 #include "core/graph/graph_text.h"
 #include "core/plan/subgraph_partition.h"
-#include "graph_transforms/cast_grouping.h"
-#include "graph_transforms/cpu_fallback.h"
-#include "graph_transforms/function_inlining.h"
-#include "graph_transforms/loss_cast.h"
+#include "graph_transforms/precision/cast_grouping.h"
+#include "graph_transforms/precision/loss_cast.h"
 #include "graph_transforms/recompute.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
+#include "graph_transforms/simplify/function_inlining.h"
 #include "training/update_order.h"
 
 namespace caesura {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model ops that LibTorch runs: TorchScript archives, with LibTorch's gradients. AOTInductor
-// packages need a compiler to be made: tests/python/aoti_package_test.py.
+// packages need a compiler to be made: tests/python/sessions/aoti_package_test.py.
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

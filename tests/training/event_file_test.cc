@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames and fields are read in tests/python/event_writer_test.py.
+// Frames and fields are read in tests/python/integrations/event_writer_test.py.
 #include "training/event_file.h"
 
 #include <gtest/gtest.h>

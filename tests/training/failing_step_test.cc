@@ -115,8 +115,10 @@ TEST_F(FailingStep, LateCommitOfTheDigitsChangesNothingBeforeTheUpdate) {
 // A group is a write.
 TEST_F(FailingStep, LateCommitOfGroups) {
   RealModel real = CharGpt();
-  real.options.step.groups = {
-      {.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
+  real.options.step.groups = {{.names = {"token", "position"},
+                               .learning_rate_scale = 0.5,
+                               .weight_decay = {},
+                               .optimizer = {}}};
   Begin(std::move(real));
   ExpectAllOrNothing();
   EXPECT_EQ(lost_, 1);

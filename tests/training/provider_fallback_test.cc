@@ -105,8 +105,10 @@ TEST(TrainingFallback, RetriedStepsDrawTheSameRandomNumbers) {
 
 TEST(TrainingFallback, StepsOfTheGptClippedAndInGroups) {
   RealModel real = CharGpt();
-  real.options.step.groups = {
-      {.names = {"token", "position"}, .learning_rate_scale = 0.5, .weight_decay = {}}};
+  real.options.step.groups = {{.names = {"token", "position"},
+                               .learning_rate_scale = 0.5,
+                               .weight_decay = {},
+                               .optimizer = {}}};
   ExpectTheStepsOfTheCpu(std::move(real), Every(3));
 }
 

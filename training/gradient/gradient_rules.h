@@ -48,27 +48,27 @@ const GradientRule* FindGradientRule(const Node& node);
 const std::vector<GradientRule>& AllGradientRules();
 
 // The tables, one a family: each in the source file of its name.
-std::vector<GradientRule> ElementwiseRules();    // rules_elementwise.cc
-std::vector<GradientRule> ActivationRules();     // rules_activation.cc
-std::vector<GradientRule> MatMulRules();         // rules_matmul.cc
-std::vector<GradientRule> EinsumRules();         // rules_einsum.cc
-std::vector<GradientRule> MovementRules();       // rules_movement.cc
-std::vector<GradientRule> IndexingRules();       // rules_indexing.cc
-std::vector<GradientRule> ReductionRules();      // rules_reduction.cc
-std::vector<GradientRule> NnRules();             // rules_nn.cc: conv, pool, loss, recurrent
-std::vector<GradientRule> NormalizationRules();  // rules_normalization.cc: softmax, norms, dropout
-std::vector<GradientRule> AttentionRules();      // rules_attention.cc
-std::vector<GradientRule> ImageRules();          // rules_image.cc: resampling, regions
-std::vector<GradientRule> QuantizeRules();       // rules_quantize.cc
-std::vector<GradientRule> SignalRules();         // rules_signal.cc: DFT, STFT
-std::vector<GradientRule> SequenceRules();       // rules_sequence.cc: sequences and optionals
-std::vector<GradientRule> ControlFlowRules();    // rules_control_flow.cc: If, Loop, Scan
-std::vector<GradientRule> TrainingOpRules();     // rules_training_ops.cc: gradients of gradients
-std::vector<GradientRule> AtenRules();           // rules_aten.cc: operators of PyTorch
-const GradientRule& HookRule();             // rules_hook.cc: the one for ops with a gradient hook
-std::vector<GradientRule> OwnRules();       // rules_own.cc: gradients that the model has itself
-std::vector<GradientRule> ExchangeRules();  // rules_exchange.cc: between the ranks of a step
-std::vector<GradientRule> StopRules();      // rules_stop.cc: what no gradient flows through
+std::vector<GradientRule> ElementwiseRules();    // rules/elementwise.cc
+std::vector<GradientRule> ActivationRules();     // rules/activation.cc
+std::vector<GradientRule> MatMulRules();         // rules/matmul.cc
+std::vector<GradientRule> EinsumRules();         // rules/einsum.cc
+std::vector<GradientRule> MovementRules();       // rules/movement.cc
+std::vector<GradientRule> IndexingRules();       // rules/indexing.cc
+std::vector<GradientRule> ReductionRules();      // rules/reduction.cc
+std::vector<GradientRule> NnRules();             // rules/nn.cc: conv, pool, loss, recurrent
+std::vector<GradientRule> NormalizationRules();  // rules/normalization.cc: softmax, norms, dropout
+std::vector<GradientRule> AttentionRules();      // rules/attention.cc
+std::vector<GradientRule> ImageRules();          // rules/image.cc: resampling, regions
+std::vector<GradientRule> QuantizeRules();       // rules/quantize.cc
+std::vector<GradientRule> SignalRules();         // rules/signal.cc: DFT, STFT
+std::vector<GradientRule> SequenceRules();       // rules/sequence.cc: sequences and optionals
+std::vector<GradientRule> ControlFlowRules();    // rules/control_flow.cc: If, Loop, Scan
+std::vector<GradientRule> TrainingOpRules();     // rules/training_ops.cc: gradients of gradients
+std::vector<GradientRule> AtenRules();           // rules/aten.cc: operators of PyTorch
+const GradientRule& HookRule();             // rules/hook.cc: the one for ops with a gradient hook
+std::vector<GradientRule> OwnRules();       // rules/own.cc: gradients that the model has itself
+std::vector<GradientRule> ExchangeRules();  // rules/exchange.cc: between the ranks of a step
+std::vector<GradientRule> StopRules();      // rules/stop.cc: what no gradient flows through
 
 }  // namespace caesura::gradient
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/profile/run_recorder.h"
-#include "graph_transforms/cpu_fallback.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/training_curves.h"
 #include "training/training_session.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/cuda_kernel.h"
 
-#include "core/kernels/cuda/element_source.h"
+#include "core/kernels/cuda/elementwise/element_source.h"
 
 namespace caesura {
 

@@ -13,6 +13,7 @@ class CudaDevice;  // core/cuda/cuda_device.h
 using CudaDevicePtr = std::shared_ptr<CudaDevice>;
 
 void RegisterCudaElementwise(KernelRegistry& registry, const CudaDevicePtr& device);
+void RegisterCudaIntegerDivision(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaCastAll(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaFusedRows(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaProducts(KernelRegistry& registry, const CudaDevicePtr& device);
@@ -30,14 +31,16 @@ void RegisterCudaCollectives(KernelRegistry& registry, const CudaDevicePtr& devi
 void RegisterCudaUpdates(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaLamb(KernelRegistry& registry, const CudaDevicePtr& device);
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device);
+// True if the kernel writes nothing where CudaDevice::gate() or the cell of errors forbids it.
+bool LooksAtGate(const KernelDef& kernel);
 
 inline void RegisterCudaKernels(KernelRegistry& registry, const CudaDevicePtr& device) {
-  for (auto* add :
-       {RegisterCudaElementwise, RegisterCudaCastAll, RegisterCudaFusedRows, RegisterCudaProducts,
-        RegisterCudaMovement, RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather,
-        RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaPool,
-        RegisterCudaBatchNorm, RegisterCudaLoss, RegisterCudaCollectives, RegisterCudaUpdates,
-        RegisterCudaLamb, RegisterCudaGradientScale}) {
+  for (auto* add : {RegisterCudaElementwise, RegisterCudaIntegerDivision, RegisterCudaCastAll,
+                    RegisterCudaFusedRows, RegisterCudaProducts, RegisterCudaMovement,
+                    RegisterCudaPlacement, RegisterCudaReductions, RegisterCudaGather,
+                    RegisterCudaDropout, RegisterCudaAttention, RegisterCudaConv, RegisterCudaPool,
+                    RegisterCudaBatchNorm, RegisterCudaLoss, RegisterCudaCollectives,
+                    RegisterCudaUpdates, RegisterCudaLamb, RegisterCudaGradientScale}) {
     add(registry, device);
   }
 }

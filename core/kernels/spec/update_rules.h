@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules by which optimizers change one element: the formulas of torch.optim, operation by
 // operation, so that rounding stays close too. This text is compiled twice: for the CPU, and by
-// NVRTC as part of CUDA kernels (core/kernels/cuda/update.cc), where there is no standard library.
+// NVRTC as part of CUDA kernels (core/kernels/cuda/optimizer/update.cc), where there is no standard
+// library.
 //
 // A rule is made once a step, by Of(step, flag), with
 //   step.learning_rate, step.number (t, counts from 1), step.coefficients (as update_spec.cc names

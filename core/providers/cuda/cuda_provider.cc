@@ -2,14 +2,15 @@
 #include "core/providers/cuda/cuda_provider.h"
 
 #include "core/base/status_macros.h"
-#include "core/providers/cuda/cuda_copies.h"
-#include "core/kernels/cuda/kernel_list.h"
 #include "core/cuda/cuda_device.h"
+#include "core/kernels/cuda/kernel_list.h"
+#include "core/providers/cuda/cuda_copies.h"
+#include "core/providers/write_gate.h"
 
 namespace caesura {
 namespace {
 
-class CudaProvider : public ExecutionProvider, public CopiesTogether {
+class CudaProvider : public ExecutionProvider, public CopiesTogether, public WriteGate {
  public:
   CudaProvider(std::shared_ptr<CudaDevice> device, const CudaOptions& options)
       : device_(std::move(device)) {
@@ -31,6 +32,13 @@ class CudaProvider : public ExecutionProvider, public CopiesTogether {
   }
   Status CopyAll(const std::vector<DeviceCopy>& copies) const override {
     return CopyAllOnCuda(device_, copies);
+  }
+  bool Holds(const KernelDef& kernel) const override { return LooksAtGate(kernel); }
+  Result<bool> CloseGate() const override { return device_->CloseGate(); }
+  Status OpenGate(bool write) const override { return device_->OpenGate(write); }
+  Status WaitForHeld() const override { return device_->WaitForHeld(); }
+  std::shared_ptr<Buffer> HostMemory(size_t bytes) const override {
+    return device_->HostMemory(bytes);
   }
   void* stream() const override { return device_->stream(); }
   Status Synchronise() const override { return device_->Synchronise(); }

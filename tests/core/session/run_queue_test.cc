@@ -58,7 +58,9 @@ TEST(RunQueueTest, WorkMayAddWorkAndWaitForTheRest) {
                   })
                   .ok());
   const int at_the_end_of_wait = seen.get_future().get();
-  if (std::thread::hardware_concurrency() > 1) EXPECT_EQ(at_the_end_of_wait, 3);
+  if (std::thread::hardware_concurrency() > 1) {
+    EXPECT_EQ(at_the_end_of_wait, 3);
+  }
   queue.Wait();
   EXPECT_EQ(inner, 3);
 }

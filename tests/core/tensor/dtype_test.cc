@@ -47,7 +47,9 @@ TEST(DTypeTest, EveryTypeIsInTheSetOfItsKind) {
     const auto dtype = static_cast<DType>(i);
     EXPECT_TRUE(kAllTypes.Contains(dtype)) << DTypeName(dtype);
     EXPECT_EQ(kFixedTypes.Contains(dtype), dtype != DType::kString) << DTypeName(dtype);
-    if (IsDifferentiable(dtype)) EXPECT_TRUE(IsFloating(dtype)) << DTypeName(dtype);
+    if (IsDifferentiable(dtype)) {
+      EXPECT_TRUE(IsFloating(dtype)) << DTypeName(dtype);
+    }
     EXPECT_FALSE(IsFloating(dtype) && IsInteger(dtype)) << DTypeName(dtype);
     EXPECT_EQ(kFloatTypes.Contains(dtype), IsDifferentiable(dtype)) << DTypeName(dtype);
   }

@@ -155,6 +155,14 @@ CUresult CUDAAPI cuStreamQuery(CUstream handle) {
   standin::RunSome();
   return stream->queue.empty() ? standin::WaitFor(stream) : CUDA_ERROR_NOT_READY;
 }
+CUresult CUDAAPI cuStreamWaitValue32(CUstream handle, CUdeviceptr at, cuuint32_t value,
+                                     unsigned flags) {
+  STANDIN_CALL(Call::kContext)
+  const CUstream stream = FindStream(handle);
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
+  return standin::EnqueueWaitValue(stream, reinterpret_cast<const std::uint32_t*>(at), value);
+}
 CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
   STANDIN_CALL(Call::kContext)
   const CUstream stream = FindStream(handle);

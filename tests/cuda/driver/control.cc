@@ -91,7 +91,9 @@ void standin_add_report(const char* text) {
 
 void standin_fail(const char* function, int n, int error) {
   const Lock lock(Driver().lock);
-  Driver().failures.push_back({function, n, static_cast<CUresult>(error)});
+  auto& failures = Driver().failures;
+  if (n > 0) failures.push_back({function, n, static_cast<CUresult>(error)});
+  else std::erase_if(failures, [&](const auto& failure) { return failure.name == function; });
 }
 void standin_fail_operation(const char* name, int n, int error) {
   const Lock lock(Driver().lock);

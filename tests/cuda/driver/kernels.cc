@@ -327,6 +327,7 @@ CUresult RunKernel(CUfunction function, caesura_emulator::Launch launch, unsigne
   const bool done = caesura_emulator::Grid(launch, memory, reports).Run();
   for (const std::string& report : reports) Report(report);
   memory.ForEach([&](Region& region, bool writes, const Intervals& at) {
+    if (region.signals && !writes) return;
     if (region.kind == Region::Kind::kPinned) NotePinned(region, operation, writes, at);
     CheckAccess(operation, region, writes, at);
   });

@@ -54,6 +54,7 @@ struct Region {
   std::uint64_t charged = 0;
   std::vector<Access> log;
   std::vector<Access> pinned_uses;  // that the host has not waited for
+  bool signals = false;  // streams wait for values in it: the host may write to it at any time
   std::uintptr_t end() const { return begin + bytes; }
 };
 

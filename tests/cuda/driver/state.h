@@ -38,7 +38,7 @@ struct Work {
 };
 
 struct Operation {
-  enum class Kind { kWork, kRecord, kWait };
+  enum class Kind { kWork, kRecord, kWait, kWaitValue };
   Kind kind = Kind::kWork;
   Work work;
   std::string what;  // the name, with the stream's
@@ -48,6 +48,8 @@ struct Operation {
   CUcontext context = nullptr;
   std::shared_ptr<struct EventState> event;
   std::uint64_t generation = 0;
+  const std::uint32_t* signal = nullptr;  // kWaitValue: until it is `value` or more
+  std::uint32_t value = 0;
   bool begun = false;  // and was not ready: something else has to come first
 };
 
@@ -227,6 +229,7 @@ void BreakCapture(Capture& capture, const std::string& why);
 CUresult Enqueue(CUstream stream, Work work);
 void EnqueueRecord(CUstream stream, const std::shared_ptr<EventState>& event);
 void EnqueueWait(CUstream stream, const std::shared_ptr<EventState>& event);
+CUresult EnqueueWaitValue(CUstream stream, const std::uint32_t* signal, std::uint32_t value);
 CUresult WaitFor(CUstream stream);
 CUresult WaitForAll(CUcontext context);
 CUresult WaitFor(const std::shared_ptr<EventState>& event);

@@ -11,6 +11,7 @@ namespace standin {
 namespace {
 
 constexpr std::size_t kMostRegions = 1024;
+constexpr int kMostWaits = 2000;  // of a millisecond, for a value of another thread
 
 // Begins an operation, once: a planned failure, the checks of its ranges.
 CUresult Begin(Operation& operation) {
@@ -35,6 +36,16 @@ CUresult Begin(Operation& operation) {
   return result;
 }
 
+// What comes after knows all that the host does at this point.
+bool Signalled(CUstream stream, const Operation& operation) {
+  const std::uint32_t now = __atomic_load_n(operation.signal, __ATOMIC_ACQUIRE);
+  if (static_cast<std::int32_t>(now - operation.value) < 0) return false;
+  const Clock& host = Driver().host;
+  stream->clock.Join(host);
+  for (Operation& later : stream->queue) later.clock.Join(host);
+  return true;
+}
+
 // Runs the operation at the head of a stream; false if there is none, or it has to wait.
 bool Step(CUstream stream) {
   State& state = Driver();
@@ -42,6 +53,11 @@ bool Step(CUstream stream) {
   Operation& operation = stream->queue.front();
   if (operation.kind == Operation::Kind::kWait) {
     if (operation.event->done < operation.generation) return false;
+    stream->queue.pop_front();
+    return true;
+  }
+  if (operation.kind == Operation::Kind::kWaitValue) {
+    if (!Signalled(stream, operation)) return false;
     stream->queue.pop_front();
     return true;
   }
@@ -81,6 +97,7 @@ bool StepAny() {
 void RunUntil(const std::function<bool()>& done, CUstream wanted) {
   State& state = Driver();
   const bool eager = Draw() % 2 != 0;
+  int waits = 0;
   OpenMemory();
   while (!done()) {
     if (!eager && wanted != nullptr && Step(wanted)) continue;
@@ -91,10 +108,27 @@ void RunUntil(const std::function<bool()>& done, CUstream wanted) {
           const CUstream_st& stream = *at.second;
           return stream.busy || (!stream.queue.empty() && stream.queue.front().begun);
         });
-    if (!goes_on) {
-      Report("deadlock: the device waits for an event that no stream records");
+    // Another thread may write the value that a stream waits for.
+    const bool signalled =
+        waits < kMostWaits && std::any_of(
+                                  state.streams.begin(), state.streams.end(),
+                                  [](const auto& at) {
+                                    const auto& queue = at.second->queue;
+                                    return !queue.empty() &&
+                                           queue.front().kind == Operation::Kind::kWaitValue;
+                                  });
+    if (!goes_on && !signalled) {
+      Report(waits > 0 ? "deadlock: a stream waits for a value that the host does not write"
+                       : "deadlock: the device waits for an event that no stream records");
+      // The host's thread goes on; so must the stream.
+      for (const auto& [handle, stream] : state.streams) {
+        std::erase_if(stream->queue, [](const Operation& operation) {
+          return operation.kind == Operation::Kind::kWaitValue;
+        });
+      }
       break;
     }
+    waits += goes_on ? 0 : 1;
     CloseMemory();
     state.changed.wait_for(state.lock, std::chrono::milliseconds(1));
     OpenMemory();
@@ -264,6 +298,23 @@ void EnqueueWait(CUstream stream, const std::shared_ptr<EventState>& event) {
   operation.generation = event->recorded;
   operation.context = stream->context;
   stream->queue.push_back(std::move(operation));
+}
+
+CUresult EnqueueWaitValue(CUstream stream, const std::uint32_t* signal, std::uint32_t value) {
+  if (const CUresult error = RefuseInCapture(stream, "cuStreamWaitValue32"); error != CUDA_SUCCESS)
+    return error;
+  Region* region = Driver().regions.Find(Address(signal));
+  if (region == nullptr || region->kind != Region::Kind::kPinned) return CUDA_ERROR_INVALID_VALUE;
+  region->signals = true;
+  stream->clock.Join(Driver().host);
+  Operation operation;
+  operation.kind = Operation::Kind::kWaitValue;
+  operation.signal = signal;
+  operation.value = value;
+  operation.context = stream->context;
+  ++Driver().operations["wait for a value"];
+  stream->queue.push_back(std::move(operation));
+  return CUDA_SUCCESS;
 }
 
 CUresult WaitFor(CUstream stream) {

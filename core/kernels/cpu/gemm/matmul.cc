@@ -2,8 +2,8 @@
 // MatMul, Gemm, and FusedMatMul (ai.caesura): Y = alpha * op(A) op(B) + bias + addend, batched with
 // broadcasting, where transA and transB swap the last two dims without a copy. The bias is a row,
 // the addend has Y's shape and dtype, which the attribute `dtype` widens to float32. PackedMatMul
-// (ai.caesura) is the same with weights B in oneDNN's order (graph_transforms/weight_packing.h),
-// without transB.
+// (ai.caesura) is the same with weights B in oneDNN's order
+// (graph_transforms/fusion/weight_packing.h), without transB.
 #include <algorithm>
 
 #include "core/base/status_macros.h"

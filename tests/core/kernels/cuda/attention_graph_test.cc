@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN itself has a plan for each graph of the tests on an H100 (cudnn_plans.cc).
-#include "core/kernels/cuda/attention_graph.h"
+#include "core/kernels/cuda/attention/attention_graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,10 +3,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <set>
 
-#include "core/kernels/cuda/element_source.h"
+#include "core/kernels/cuda/elementwise/element_source.h"
 #include "core/plan/device_constants.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -20,9 +21,12 @@ int InputsOf(const std::string& op) {
   if (op == "Where" || op == "Clip" || op == "DropoutGrad" || op == "Sum" || op == "Mean" ||
       op == "Max" || op == "Min")
     return 3;
-  for (const char* two :
-       {"Add", "Sub", "Mul", "Div", "Pow", "Equal", "Greater", "GreaterOrEqual", "Less",
-        "LessOrEqual", "And", "Or", "Xor", "ReluGrad", "SigmoidGrad", "TanhGrad", "GeluGrad"}) {
+  for (const char* two : {"Add",       "Sub",         "Mul",      "Div",
+                          "Pow",       "Equal",       "Greater",  "GreaterOrEqual",
+                          "Less",      "LessOrEqual", "And",      "Or",
+                          "Xor",       "Mod",         "PRelu",    "BitwiseAnd",
+                          "BitwiseOr", "BitwiseXor",  "ReluGrad", "SigmoidGrad",
+                          "TanhGrad",  "GeluGrad"}) {
     if (op == two) return 2;
   }
   return 1;
@@ -75,9 +79,10 @@ class CudaElementwise : public StandinCuda {
       const Shape shape = scalar ? Shape{} : broadcast && i == 1 ? Shape{4, 1} : Shape{3, 4, 5};
       Tensor values = Numbers(name, own, shape, random);
       if (scalar) {
-        DispatchDType<float, double, Float16, BFloat16>(own, [&](auto tag) {
+        const float bound = (i == 1 ? -0.5f : 0.75f) * (IsInteger(own) ? 50 : 1);
+        DispatchDType<float, double, Float16, BFloat16, int64_t>(own, [&](auto tag) {
           using T = typename decltype(tag)::type;
-          *values.data<T>() = static_cast<T>(i == 1 ? -0.5f : 0.75f);
+          *values.data<T>() = static_cast<T>(bound);
         });
       }
       feeds.push_back(std::move(values));
@@ -95,7 +100,9 @@ class CudaElementwise : public StandinCuda {
     }
     for (size_t at; (at = inputs.find("[]")) != std::string::npos;) inputs.erase(at, 2);
     const std::string domain = std::string(op.domain).empty() ? "" : std::string(op.domain) + ".";
-    const std::string attributes = name == "Cast" ? " <to = 11>" : "";
+    const std::string attributes = name == "Cast"  ? " <to = 11>"
+                                   : name == "Mod" ? " <fmod = 1>"
+                                                   : "";
     const auto graph = GraphOf("(" + inputs + ") => (y) { y = " + domain + name + attributes +
                                " (" + arguments + ") }");
     ASSERT_NE(graph, nullptr);
@@ -138,7 +145,8 @@ TEST_F(CudaElementwise, IsAsOnTheCpu) {
   const auto cuda = Provider();
   ASSERT_NE(cuda, nullptr);
   const bool all = std::getenv("CAESURA_LONG") != nullptr;
-  const std::set<std::string> in_all_types = {"Add", "Exp", "Gelu", "Equal", "Cast", "ReluGrad"};
+  const std::set<std::string> in_all_types = {"Add", "Exp", "Gelu", "Equal", "Cast", "ReluGrad",
+                                              "Abs", "Neg", "Sign", "Clip",  "Max",  "PRelu"};
   for (const CudaElementOp& op : CudaElementOps()) {
     const std::string name = op.op_type;
     const bool broadcasts = InputsOf(name) > 1 && name != "Clip" && name.find("Grad") == name.npos;
@@ -183,6 +191,55 @@ TEST_F(CudaElementwise, MovesVectors) {
       moved[0] = Tensor(x.dtype(), x.shape(), CopyToDevice(longer, *cuda).value().buffer(), 4);
       EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, moved, {}, {cuda, cpu}), moved), wanted));
     }
+  }
+}
+
+// Floats of all sizes become integers of all types as on the CPU: truncated, with NaN as 0.
+TEST_F(CudaElementwise, TruncatesFloatsToIntegers) {
+  const auto cuda = Provider(), cpu = MakeCpuProvider();
+  const std::vector<double> values = {
+      0,    -0.75, 1.99, -129,  255.5, 65535, 2147483647., 2147483648., 3e9,      -3e9,
+      1e10, 9e18,  1e19, -1e19, 1e30,  -1e30, NAN,         INFINITY,    -INFINITY};
+  for (const char* from : {"float", "double"}) {
+    Tensor x = std::string(from) == "float"
+                   ? Tensor::Of(Shape{19}, std::vector<float>(values.begin(), values.end()))
+                   : Tensor::Of(Shape{19}, values);
+    for (const int to : {2, 3, 4, 5, 6, 7, 12, 13}) {
+      SCOPED_TRACE(std::string(from) + " to " + std::to_string(to));
+      const auto graph = GraphOf("(" + std::string(from) + "[19] x) => (y) { y = Cast <to = " +
+                                 std::to_string(to) + "> (x) }");
+      const Values feeds = {x};
+      EXPECT_TRUE(SameBits(RunPlan(PlanOf(graph, feeds, {}, {cuda, cpu}), feeds),
+                           RunPlan(PlanOf(graph, feeds, {}, {cpu}), feeds)));
+    }
+  }
+}
+
+// Div and Mod of integers, with -1 and the lowest integer; a zero is reported.
+TEST_F(CudaElementwise, DividesIntegers) {
+  const auto cuda = Provider(), cpu = MakeCpuProvider();
+  const std::vector<int64_t> a = {7, -7, 7, -7, std::numeric_limits<int64_t>::lowest(), 9, 0, 5};
+  const std::vector<int64_t> b = {3, 3, -3, -3, -1, -1, 4, 5};
+  for (const char* op : {"Div", "Mod", "Mod <fmod = 1>"}) {
+    SCOPED_TRACE(op);
+    const auto graph =
+        GraphOf("(int64[8] a, int64[8] b) => (y) { y = " + std::string(op) + " (a, b) }");
+    const Values feeds = {Tensor::Of(Shape{8}, a), Tensor::Of(Shape{8}, b)};
+    const uint64_t before = Operations("kernel ");
+    const Values got = RunPlan(PlanOf(graph, feeds, {}, {cuda, cpu}), feeds);
+    if (!OnGpu()) {
+      EXPECT_EQ(Operations("kernel ") - before, 1u) << "not on the device";
+    }
+    EXPECT_TRUE(SameBits(got, RunPlan(PlanOf(graph, feeds, {}, {cpu}), feeds)));
+    std::vector<int64_t> zero = b;
+    zero[6] = 0;
+    const Values wrong = {Tensor::Of(Shape{8}, a), Tensor::Of(Shape{8}, zero)};
+    const auto plan = PlanOf(graph, wrong, {}, {cuda, cpu});
+    ExecutionState state(plan);
+    const auto failed = Finish(state, wrong);
+    ASSERT_FALSE(failed.ok());
+    EXPECT_NE(failed.status().message().find("division of integers by zero"), std::string::npos)
+        << failed.status().ToString();
   }
 }
 

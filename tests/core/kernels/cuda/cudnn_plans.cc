@@ -11,8 +11,8 @@
 #include <iterator>
 
 #include "core/cuda/cuda_libraries.h"
-#include "core/kernels/cuda/attention_graph.h"
-#include "core/kernels/cuda/conv_graph.h"
+#include "core/kernels/cuda/attention/attention_graph.h"
+#include "core/kernels/cuda/conv/conv_graph.h"
 #include "tests/core/kernels/cuda/attention_case.h"
 #include "tests/core/kernels/cuda/conv_case.h"
 

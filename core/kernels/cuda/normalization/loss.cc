@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss, and their gradients (ai.caesura): a block a
+// sample, then one block that adds the samples up in double, in their order.
+#include "core/kernels/cuda/cuda_kernel.h"
+#include "core/kernels/cuda/elementwise/element_source.h"
+#include "core/kernels/cuda/fused_rows/row_source.h"
+#include "core/kernels/cuda/kernel_list.h"
+#include "core/kernels/cuda/movement/strided_walk.h"
+#include "core/kernels/kernel_context.h"
+#include "core/kernels/spec/loss_spec.h"
+
+namespace caesura {
+namespace {
+
+// Sample i's scores are row[0], row[stride] and so on. A thread's columns are threadIdx.x,
+// threadIdx.x + THREADS and so on, wherever the row begins: the order of sums depends on no
+// address, and the threads of a warp read side by side.
+constexpr char kRow[] = R"(
+template <typename T> __device__ inline void StoreStreamed(T* p, C v) { Store(p, v); }
+__device__ inline void StoreStreamed(float* p, float v) { __stcs(p, v); }
+
+// A thread's columns from `first` on, as many as it has on their way at once.
+struct Columns {
+  C v[AT_ONCE];
+
+  // Past the row's end there is -infinity.
+  __device__ void Read(const S* row, Index first, Index columns, Index stride) {
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) {
+      const Index c = first + k * THREADS;
+      v[k] = c < columns ? Load(row + c * stride) : -INFINITE;
+    }
+  }
+  // As memory that is read much later: what others still need stays in the cache.
+  __device__ void Write(Y* row, Index first, Index columns, Index stride) const {
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) {
+      const Index c = first + k * THREADS;
+      if (c < columns) StoreStreamed(row + c * stride, v[k]);
+    }
+  }
+};
+)";
+
+constexpr char kSample[] = R"(
+const Index columns = (Index)classes;
+OFFSETS
+i64 label = labels[i];
+const bool ignored = has_ignore && label == ignore;
+if (!ignored && (label < 0 || label >= classes)) {
+  if (threadIdx.x == 0) atomicCAS(error, 0u, number);
+  label = 0;
+}
+if (ignored) label = 0;
+const C weight = ignored ? (C)0 : weights ? Load(weights + label) : (C)1;
+)";
+
+// Per sample: its loss and its weight. Softmax: log-probabilities, which are written to `log_prob`.
+// A row is read for the sum of exponentials, then backwards for `log_prob`: what was read last is
+// in the cache most surely.
+constexpr char kForward[] = R"(
+// The largest score so far, and the sum of exp(score - most).
+struct Exponentials {
+  C most, sum;
+
+  __device__ void Add(const Columns& x) {
+    C next = most;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) next = ExtremeMax(next, x.v[k]);
+    // There is nothing to sum yet where all are -infinity.
+    const C shift = next == -INFINITE ? (C)0 : next;
+    sum *= EXP(most - shift);
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; ++k) sum += EXP(x.v[k] - shift);
+    most = next;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) sample_losses(const S* x, const L* labels,
+    const S* weights, S* log_prob, S* losses, double* loss_parts, double* weight_parts, i64 samples,
+    i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore, unsigned* error,
+    unsigned number) {
+  for (i64 i = blockIdx.x; i < samples; i += gridDim.x) {
+    SAMPLE
+    const S* row = x + offset0;
+    const C score = Load(row + (Index)label * X_STRIDE);
+    C shift = 0;
+    if (SOFTMAX) {
+      Exponentials own = {-INFINITE, 0};
+      Index c = threadIdx.x;
+      for (; c < columns; c += AT_ONCE * THREADS) {
+        Columns some;
+        some.Read(row, c, columns, X_STRIDE);
+        own.Add(some);
+      }
+      const C most = RowReduce(own.most, RowMax());
+      shift = most + LOG(RowReduce(own.sum * EXP(own.most - most), RowSum()));
+      // `log_prob` may lie where x does: all threads have read the score.
+      __syncthreads();
+      S* to = log_prob + offset1;
+      while (log_prob && c > (Index)threadIdx.x) {
+        c -= AT_ONCE * THREADS;
+        Columns some;
+        some.Read(row, c, columns, X_STRIDE);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) some.v[k] -= shift;
+        some.Write(to, c, columns, Y_STRIDE);
+      }
+    }
+    if (threadIdx.x == 0) {
+      const C loss = ignored ? (C)0 : -(score - shift) * weight;
+      if (losses) Store(losses + i, loss);
+      loss_parts[i] = loss;
+      weight_parts[i] = weight;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(1024) finish_loss(const double* loss_parts,
+    const double* weight_parts, S* loss, i64 samples, int mean) {
+  double sum = 0, weight = 0;
+#pragma unroll 4
+  for (i64 i = threadIdx.x; i < samples; i += blockDim.x) {
+    sum += loss_parts[i];
+    weight += weight_parts[i];
+  }
+  sum = RowReduce(sum, RowSum());
+  weight = RowReduce(weight, RowSum());
+  if (threadIdx.x == 0) Store(loss, (C)(mean ? sum / weight : sum));
+}
+)";
+
+constexpr char kBackward[] = R"(
+extern "C" __global__ void __launch_bounds__(1024) total_weight(const L* labels, const S* weights,
+    double* total, i64 samples, i64 classes, int has_ignore, i64 ignore) {
+  double sum = 0;
+#pragma unroll 4
+  for (i64 i = threadIdx.x; i < samples; i += blockDim.x) {
+    const i64 label = labels[i];
+    const bool counts = !(has_ignore && label == ignore) && label >= 0 && label < classes;
+    if (counts) sum += weights ? (double)Load(weights + label) : 1.0;
+  }
+  sum = RowReduce(sum, RowSum());
+  if (threadIdx.x == 0) *total = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) score_gradients(const S* d_loss,
+    const S* log_prob, const L* labels, const S* weights, const double* total, Y* dx, i64 samples,
+    i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore, int mean,
+    int one_loss, unsigned* error, unsigned number) {
+  for (i64 i = blockIdx.x; i < samples; i += gridDim.x) {
+    SAMPLE
+    const C g = Load(d_loss + (one_loss ? 0 : i)) / (mean ? (C)*total : (C)1) * weight;
+    const S* row = log_prob + offset0;
+    Y* to = dx + offset1;
+    for (Index c = threadIdx.x; c < columns; c += AT_ONCE * THREADS) {
+      Columns own = {};
+      if (SOFTMAX) own.Read(row, c, columns, X_STRIDE);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) {
+        C v = SOFTMAX ? EXP(own.v[k]) * g : (C)0;
+        if (c + k * THREADS == (Index)label) v -= g;
+        own.v[k] = ignored ? (C)0 : v;
+      }
+      own.Write(to, c, columns, Y_STRIDE);
+    }
+  }
+}
+)";
+
+// As many threads as a row has use for, at most `most`.
+CudaGrid GridOf(const CudaDevice& device, const LossSpec& spec, unsigned most) {
+  unsigned threads = 32;
+  while (threads < most && threads * int64_t{8} < spec.classes) threads *= 2;
+  return {static_cast<unsigned>(
+              std::min<int64_t>(spec.samples(), int64_t{32} * device.multiprocessors())),
+          threads};
+}
+
+// The columns that a thread reads at once: at most 16, and few past the row's end.
+int64_t ColumnsAtOnce(int64_t classes, int64_t threads) {
+  const int64_t all = (classes + threads - 1) / threads, times = (all + 15) / 16;
+  return (all + times - 1) / times;
+}
+
+// The places of a sample's scores in what is read and in what is written: of the first one, and the
+// distance from class to class.
+struct Places {
+  StridedWalk samples;
+  std::array<int64_t, 2> strides;
+  bool wide;  // offsets inside a sample may need 64 bits
+
+  static Places Make(const Shape& scores, const Layout& from, const Layout& to) {
+    Places out;
+    std::vector<int64_t> dims = scores.dims();
+    std::vector<std::vector<int64_t>> of = {StridesOf(scores, from), StridesOf(scores, to)};
+    for (size_t n = 0; n < 2; ++n) {
+      out.strides[n] = of[n][1];
+      of[n].erase(of[n].begin() + 1);
+    }
+    dims.erase(dims.begin() + 1);
+    out.samples = StridedWalk::Make(dims, of);
+    out.wide = scores[1] * std::max(out.strides[0], out.strides[1]) > int64_t{1} << 30;
+    return out;
+  }
+};
+
+std::string Source(const char* text, DType dtype, const LossSpec& spec, const Places& places,
+                   bool softmax, unsigned threads, DType written) {
+  std::string body = text, sample = kSample;
+  sample.replace(sample.find("OFFSETS"), std::size("OFFSETS") - 1, places.samples.Offsets());
+  body.replace(body.find("SAMPLE"), std::size("SAMPLE") - 1, sample);
+  const auto stride = [&](int n, const char* name) {
+    return places.strides[n] == 1 ? std::string("1") : std::string("(Index)") + name;
+  };
+  const std::string suffix = dtype == DType::kFloat64 ? "" : "f";
+  return CudaRowPrelude() + "typedef " + CudaStorageType(dtype) + " S;\ntypedef " +
+         CudaStorageType(written) + " Y;\ntypedef " + CudaComputeType(dtype) + " C;\ntypedef " +
+         CudaStorageType(spec.label_type) + " L;\ntypedef " + (places.wide ? "i64" : "int") +
+         " Index;\n#define X_STRIDE " + stride(0, "x_stride") + "\n#define Y_STRIDE " +
+         stride(1, "y_stride") + "\n#define THREADS " + std::to_string(threads) +
+         "\n#define AT_ONCE " + std::to_string(ColumnsAtOnce(spec.classes, threads)) +
+         "\n#define SOFTMAX " + (softmax ? "true" : "false") + "\n#define EXP exp" + suffix +
+         "\n#define LOG log" + suffix + "\n" + places.samples.Struct() + kRow + body;
+}
+
+std::string WrongLabel(const LossSpec& spec) {
+  return spec.node + " a label is outside [0, " + std::to_string(spec.classes) + ")";
+}
+
+constexpr CudaGrid kOneBlock = {1, 1024};
+
+Status CreateLoss(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
+  const DType dtype = info.InputDType(0);
+  ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, info.InputShape(0), 1, 2));
+  if (spec.classes == 0) return info.Invalid("at least one class expected");
+  if (spec.samples() == 0) return info.Refuse("there are no samples");
+  const bool each = spec.reduction == LossReduction::kNone;
+  info.SetOutput(0, dtype, each ? info.InputShape(1) : Shape{});
+  const bool has_log_prob = softmax && info.HasOutput(1);
+  if (softmax) info.SetOutput(1, dtype, info.InputShape(0));
+  const size_t bytes = static_cast<size_t>(spec.samples()) * sizeof(double);
+  const size_t losses = info.BookScratch(bytes), weights = info.BookScratch(bytes);
+  // A multiprocessor runs one or two blocks of that size at once, and the cache holds their rows
+  // until they are read again.
+  const CudaGrid grid = GridOf(*device, spec, 1024);
+  const Places places =
+      Places::Make(info.InputShape(0), info.input(0).layout, info.OutputLayout(1));
+  const std::string source = Source(kForward, dtype, spec, places, softmax, grid.threads, dtype);
+  ASSIGN_OR_RETURN(const CudaKernel samples,
+                   CudaKernel::Make(device, source, "sample_losses", grid));
+  ASSIGN_OR_RETURN(const CudaKernel finish,
+                   CudaKernel::Make(device, source, "finish_loss", kOneBlock));
+  info.SetCompute([=, walk = places.samples.Numbers(), strides = places.strides,
+                   error = device->error_cell(),
+                   number = device->AddError(WrongLabel(spec))](KernelContext& context) -> Status {
+    const void* given = spec.weight_input < 0 ? nullptr : context.Input<void>(spec.weight_input);
+    void *of_losses = context.Scratch<void>(losses), *of_weights = context.Scratch<void>(weights);
+    const int64_t count = spec.samples();
+    const int has_ignore = spec.has_ignore;
+    CudaArguments arguments;
+    arguments.AddPointer(context.Input<void>(0));
+    arguments.AddPointer(context.Input<void>(1));
+    arguments.AddPointer(given);
+    arguments.AddPointer(has_log_prob ? context.Output<void>(1) : nullptr);
+    arguments.AddPointer(each ? context.Output<void>(0) : nullptr);
+    arguments.AddPointer(of_losses);
+    arguments.AddPointer(of_weights);
+    for (const int64_t* value : {&count, &spec.classes, walk.data(), &strides[0], &strides[1]})
+      arguments.Add(value);
+    arguments.Add(&has_ignore);
+    arguments.Add(&spec.ignore);
+    arguments.AddPointer(error);
+    arguments.Add(&number);
+    RETURN_IF_ERROR(samples.LaunchWith(arguments.addresses()));
+    if (each) return {};
+    return finish.Launch(of_losses, of_weights, context.Output<void>(0), spec.samples(),
+                         static_cast<int>(spec.reduction == LossReduction::kMean));
+  });
+  return {};
+}
+
+// SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?); NegativeLogLikelihoodLossGrad
+// (dLoss, labels, weights?, shape[host]).
+Status CreateLossGrad(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
+  const DType dtype = info.InputDType(0);
+  Shape scores;
+  if (softmax) {
+    scores = info.InputShape(1);
+  } else {
+    Result<Shape> given = CheckedShape(info.HostInts(3), dtype);
+    if (!given.ok()) return info.Invalid(given.status().message());
+    scores = *std::move(given);
+  }
+  const int label_input = softmax ? 2 : 1;
+  ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, scores, label_input, label_input + 1));
+  if (spec.samples() == 0 || spec.classes == 0) return info.Refuse("there are no samples");
+  const bool each = spec.reduction == LossReduction::kNone;
+  if (info.InputShape(0) != (each ? info.InputShape(label_input) : Shape{}))
+    return info.Invalid("dLoss: unexpected shape " + info.InputShape(0).ToString());
+  const auto out_dtype =
+      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  if (out_dtype != dtype && !(dtype == DType::kFloat32 && IsHalf(out_dtype)))
+    return info.Invalid("dtype: expected float16 or bfloat16 for float32 log-probabilities");
+  info.SetOutput(0, out_dtype, scores);
+  const bool mean = spec.reduction == LossReduction::kMean;
+  const size_t total = info.BookScratch(sizeof(double));
+  const CudaGrid grid = GridOf(*device, spec, 512);
+  const Places places =
+      Places::Make(scores, softmax ? info.input(1).layout : Layout(), info.OutputLayout(0));
+  const std::string source =
+      Source(kBackward, dtype, spec, places, softmax, grid.threads, out_dtype);
+  ASSIGN_OR_RETURN(const CudaKernel weigh,
+                   CudaKernel::Make(device, source, "total_weight", kOneBlock));
+  ASSIGN_OR_RETURN(const CudaKernel gradients,
+                   CudaKernel::Make(device, source, "score_gradients", grid));
+  info.SetCompute([=, walk = places.samples.Numbers(), strides = places.strides,
+                   error = device->error_cell(),
+                   number = device->AddError(WrongLabel(spec))](KernelContext& context) -> Status {
+    const void* labels = context.Input<void>(spec.label_input);
+    const void* given = spec.weight_input < 0 ? nullptr : context.Input<void>(spec.weight_input);
+    const int has_ignore = spec.has_ignore;
+    void* divisor = context.Scratch<void>(total);
+    if (mean) {
+      RETURN_IF_ERROR(weigh.Launch(labels, given, divisor, spec.samples(), spec.classes, has_ignore,
+                                   spec.ignore));
+    }
+    const int64_t count = spec.samples();
+    const int is_mean = mean, one_loss = !each;
+    CudaArguments arguments;
+    arguments.AddPointer(context.Input<void>(0));
+    arguments.AddPointer(softmax ? context.Input<void>(1) : nullptr);
+    arguments.AddPointer(labels);
+    arguments.AddPointer(given);
+    arguments.AddPointer(divisor);
+    arguments.AddPointer(context.Output<void>(0));
+    for (const int64_t* value : {&count, &spec.classes, walk.data(), &strides[0], &strides[1]})
+      arguments.Add(value);
+    arguments.Add(&has_ignore);
+    arguments.Add(&spec.ignore);
+    arguments.Add(&is_mean);
+    arguments.Add(&one_loss);
+    arguments.AddPointer(error);
+    arguments.Add(&number);
+    return gradients.LaunchWith(arguments.addresses());
+  });
+  return {};
+}
+
+}  // namespace
+
+void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device) {
+  auto add = [&](const char* op, const char* domain, auto create, bool softmax, KernelDef def) {
+    def.op_type = op;
+    def.domain = domain;
+    def.types = kFloatTypes;
+    def.create = [=](KernelInfo& info) { return create(info, device, softmax); };
+    registry.Add(std::move(def));
+  };
+  // The scores of a language model are its largest values: log-probabilities overwrite scores, and
+  // gradients overwrite log-probabilities.
+  add("SoftmaxCrossEntropyLoss", "", CreateLoss, true,
+      {.aliases = {MayReuse(0, 1)}, .strided_inputs = {0}, .strided_outputs = {1}});
+  add("NegativeLogLikelihoodLoss", "", CreateLoss, false, {.strided_inputs = {0}});
+  add("SoftmaxCrossEntropyLossGrad", kCaesuraDomain, CreateLossGrad, true,
+      {.aliases = {MayReuse(1, 0)}, .strided_inputs = {1}, .strided_outputs = {0}});
+  add("NegativeLogLikelihoodLossGrad", kCaesuraDomain, CreateLossGrad, false,
+      {.host_inputs = {3}, .strided_outputs = {0}});
+}
+
+}  // namespace caesura
