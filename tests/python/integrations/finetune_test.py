@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 import caesura  # noqa: E402
 
-_PATH = pathlib.Path(__file__).parents[2] / "examples" / "finetune" / "finetune.py"
+_PATH = pathlib.Path(__file__).parents[3] / "examples" / "finetune" / "finetune.py"
 _spec = importlib.util.spec_from_file_location("finetune", _PATH)
 finetune = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(finetune)

@@ -104,17 +104,17 @@ def test_another_stream_than_ours_is_kept_in_order(cuda):  # noqa: F811
 
 
 def test_calls_without_a_cuda_kernel_are_pytorchs(cuda):  # noqa: F811
-    class Pools(torch.nn.Module):
+    class Sums(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(4, 2)
+            self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
 
         def forward(self, x):
-            return self.last(F.max_pool1d(torch.relu(self.norm(self.first(x))), 2))
+            return self.last(torch.relu(self.norm(self.first(x))).cumsum(1))
 
-    eager, other = pair(Pools())
+    eager, other = pair(Sums())
     wrapped, x = caesura.wrap(other), torch.randn(5, 6).to(DEVICE)
-    with pytest.warns(caesura.FallbackWarning, match="max_pool.*has no kernel on cuda:0"):
+    with pytest.warns(caesura.FallbackWarning, match="cumsum.*has no kernel on cuda:0"):
         given = wrapped(x)
     expected = eager(x)
     torch.testing.assert_close(given.cpu(), expected.cpu())
@@ -147,14 +147,15 @@ def test_attention_that_is_refused_is_pytorchs(cuda, monkeypatch, form):  # noqa
         torch.testing.assert_close(got.cpu(), wanted.cpu(), rtol=1e-4, atol=1e-5)
 
 
-def test_pools_and_batch_norms_have_cuda_kernels(cuda):  # noqa: F811
+@pytest.mark.parametrize("pool", [F.avg_pool1d, F.max_pool1d])
+def test_pools_and_batch_norms_have_cuda_kernels(cuda, pool):  # noqa: F811
     class Pools(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(4, 2)
 
         def forward(self, x):
-            return self.last(F.avg_pool1d(torch.relu(self.norm(self.first(x))), 2))
+            return self.last(pool(torch.relu(self.norm(self.first(x))), 2))
 
     eager, other = pair(Pools())
     wrapped, x = caesura.wrap(other), torch.randn(5, 6).to(DEVICE)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "model_op"
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "model_op"
 PROGRAM, COMMAND = shutil.which("train_around"), shutil.which("caesura")
 pytestmark = pytest.mark.skipif(PROGRAM is None or COMMAND is None, reason="the example is not built")
 

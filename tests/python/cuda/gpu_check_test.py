@@ -13,7 +13,7 @@ import pytest
 from caesura import _core
 from standin_cuda import paths
 
-ROOT, BUILD = pathlib.Path(__file__).resolve().parents[2], pathlib.Path(_core.__file__).parents[2]
+ROOT, BUILD = pathlib.Path(__file__).resolve().parents[3], pathlib.Path(_core.__file__).parents[2]
 pytestmark = pytest.mark.skipif(not paths() or not (BUILD / "bin/gpt2_step").exists() or not (BUILD / "bin/caesura_tests").exists(),
                                 reason="built without the stand-ins for CUDA (cmake/setup.sh --cuda), the tests or the benchmarks")
 

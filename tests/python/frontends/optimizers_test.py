@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 
 def test_all_agree_in_our_step():
-    script = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "optimizers.py"
+    script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "optimizers.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--dtypes", "float32", "--uses", "OneCycleLR"]
     done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
     told = done.stdout[-4000:] + done.stderr[-2000:]

@@ -14,7 +14,7 @@ import pytest
 
 import caesura
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
+TOP = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(TOP / "benchmarks"))
 
 import rank_model  # noqa: E402

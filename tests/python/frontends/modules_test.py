@@ -13,7 +13,7 @@ pytest.importorskip("expecttest")
 
 
 def test_none_is_wrong():
-    script = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "modules.py"
+    script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "modules.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--every", "6", "--samples", "1", "--dtypes", "float32"]
     done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

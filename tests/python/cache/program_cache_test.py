@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import itertools
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -421,8 +420,8 @@ print([step(*batch).item() for batch in batches(4)], step.programs[0].is_capture
 
 
 def start(code):
-    """Runs the code in a new process in the tests' folder, with another hash seed."""
-    path = os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
+    """Runs the code in a new process that finds the tests' modules, with another hash seed."""
+    path = os.pathsep.join(sys.path)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})
 

@@ -76,7 +76,7 @@ def test_errors_name_the_node():
 
 def test_pytorchs_operator_samples():
     pytest.importorskip("expecttest")
-    script = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "aten_nodes.py"
+    script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "aten_nodes.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--ops", "^(a|index|nn.functional.(b|l|n)|linalg.s)", "--samples", "1"]
     done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

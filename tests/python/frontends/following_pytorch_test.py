@@ -10,7 +10,7 @@ import torch
 
 import caesura
 
-EXAMPLES = os.path.join(os.path.dirname(__file__), "..", "..", "examples")
+EXAMPLES = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples")
 sys.path += [os.path.join(EXAMPLES, "digits"), os.path.join(EXAMPLES, "chargpt")]
 import export_chargpt  # noqa: E402
 import export_digits  # noqa: E402
