@@ -32,7 +32,8 @@ CASES = {
     "clamp_min_by_tensor": (lambda p: torch.clamp(p, min=T([-3.0, 0.0, 0.0, 2.0, math.inf, -math.inf])), KNEES),
     "clamp_max_by_tensor": (lambda p: torch.clamp(p, max=T([-3.0, 0.0, 0.0, 2.0, math.inf, -math.inf])), KNEES),
     "clamp_by_one_bound": (lambda p: torch.clamp(p.expand(2, 6), T([[-1.0], [0.0]]), T(1.0)), KNEES),
-    "clamp_min_its_bound": (lambda p: torch.clamp_min(T(KNEES[::-1]), p) * T(KNEES).clamp_max(p.roll(1)), [1.0, 3.0, 1.0, 0.0, -1.0, -3.0]),
+    "clamp_min_its_bound": (lambda p: torch.clamp_min(T(KNEES[::-1]), p) * T(KNEES).clamp_max(p.roll(1)),
+                            [1.0, 3.0, 1.0, 0.0, -1.0, -3.0]),
     "clamp_equal": (lambda p: p.clamp(1, 1), KNEES), "clip_to_ints": (lambda p: p.clip(-1, 3), KNEES),
     "clamp_in_place": (lambda p: (p * 1).clamp_(-1, 1), KNEES), "clamp_to_infinity": (lambda p: p.clamp(-math.inf, math.inf), KNEES),
     "maximum": (lambda p: torch.maximum(p, T(KNEES[::-1])) + torch.maximum(T(KNEES), p), KNEES),
@@ -110,8 +111,8 @@ def test_as_eager_in_double(name):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["clamp", "clamp_by_tensors", "clamp_min_by_tensor", "relu6", "hardswish", "hardsigmoid", "softplus_beta", "celu",
-                                  "bce", "expm1", "xlogy", "sinc", "std", "max_along"])
+@pytest.mark.parametrize("name", ["clamp", "clamp_by_tensors", "clamp_min_by_tensor", "relu6", "hardswish", "hardsigmoid", "softplus_beta",
+                                  "celu", "bce", "expm1", "xlogy", "sinc", "std", "max_along"])
 def test_exported_in_standard_ops(name, tmp_path):
     _, _, step, weights = steps(*CASES[name], torch.float32)
     caesura.export_step(tmp_path / "step", step, weights)

@@ -12,7 +12,6 @@ import warnings
 from unittest import mock
 
 import torch
-from torch.nn.functional import linear_cross_entropy
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import frames
@@ -29,14 +28,12 @@ def _is_causal(mask, is_causal=None, size=None):
     return is_causal is True
 
 
-# Another function with the same code, so that Dynamo does not replace it by its polyfill again.
-_in_one_piece = types.FunctionType(linear_cross_entropy.__code__, linear_cross_entropy.__globals__, linear_cross_entropy.__name__)
-_in_one_piece.__kwdefaults__ = linear_cross_entropy.__kwdefaults__
-
-
-def _linear_cross_entropy(*inputs, options=None, **settings):
-    """The options say in which chunks of rows PyTorch computes the logits, by an operator of its own."""
-    return _in_one_piece(*inputs, **settings)
+def _in_one_piece(linear_cross_entropy):
+    """The loss without its options, which say in which chunks of rows PyTorch computes the logits, by an operator of its own."""
+    # Another function with the same code, so that Dynamo does not replace it by its polyfill again.
+    function = types.FunctionType(linear_cross_entropy.__code__, linear_cross_entropy.__globals__, linear_cross_entropy.__name__)
+    function.__kwdefaults__ = linear_cross_entropy.__kwdefaults__
+    return lambda *inputs, options=None, **settings: function(*inputs, **settings)
 
 
 @contextlib.contextmanager
@@ -54,9 +51,10 @@ def _selecting():
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
-    linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 }
+if hasattr(torch.nn.functional, "linear_cross_entropy"):  # not in 2.12
+    _STAND_INS[torch.nn.functional.linear_cross_entropy] = _in_one_piece(torch.nn.functional.linear_cross_entropy)
 _batch_norm = BatchNorm.forward
 
 
