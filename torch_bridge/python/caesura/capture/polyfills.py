@@ -28,12 +28,9 @@ def _is_causal(mask, is_causal=None, size=None):
     return is_causal is True
 
 
-def _in_one_piece(linear_cross_entropy):
-    """The loss without its options, which say in which chunks of rows PyTorch computes the logits, by an operator of its own."""
-    # Another function with the same code, so that Dynamo does not replace it by its polyfill again.
-    function = types.FunctionType(linear_cross_entropy.__code__, linear_cross_entropy.__globals__, linear_cross_entropy.__name__)
-    function.__kwdefaults__ = linear_cross_entropy.__kwdefaults__
-    return lambda *inputs, options=None, **settings: function(*inputs, **settings)
+def _linear_cross_entropy(*inputs, options=None, **settings):
+    """The options say in which chunks of rows PyTorch computes the logits, by an operator of its own."""
+    return _in_one_piece(*inputs, **settings)
 
 
 @contextlib.contextmanager
@@ -54,7 +51,11 @@ _STAND_INS = {
     detect_is_causal_mask: _is_causal,
 }
 if hasattr(torch.nn.functional, "linear_cross_entropy"):  # not in 2.12
-    _STAND_INS[torch.nn.functional.linear_cross_entropy] = _in_one_piece(torch.nn.functional.linear_cross_entropy)
+    _theirs = torch.nn.functional.linear_cross_entropy
+    _STAND_INS[_theirs] = _linear_cross_entropy
+    # Another function with the same code, so that Dynamo does not replace it by its polyfill again.
+    _in_one_piece = types.FunctionType(_theirs.__code__, _theirs.__globals__, _theirs.__name__)
+    _in_one_piece.__kwdefaults__ = _theirs.__kwdefaults__
 _batch_norm = BatchNorm.forward
 
 
