@@ -17,7 +17,7 @@ from torch.utils.checkpoint import check_backward_validity, checkpoint
 from caesura.capture import frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config, fake_implementations)
+                                    dynamo_config, fake_implementations, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 
@@ -170,7 +170,7 @@ def _in_place(counts: bool):
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
-            mock.patch.object(TensorVariable, "method_tolist", _to_list), \
+            tracing_tolist(_to_list), \
             mock.patch.dict(builders_by_id(), builders), \
             _selecting(), \
             mock.patch.object(BatchNorm, "forward", _cumulative_batch_norm) if counts else contextlib.nullcontext():
