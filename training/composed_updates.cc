@@ -171,10 +171,10 @@ void UpdateWriter::Compose(const Muon& o, const Rates& rates, Value* parameter, 
         binary("Add", binary("Mul", x, number(o.ns_a)), Op("MatMul", {polynomial, x}, flat)));
   }
   if (is_tall) x = Op("Transpose", {x}, tall, swapped);
-  const double ratio =
-      o.match_rms_adamw
-          ? 0.2 * std::sqrt(static_cast<double>(most))
-          : std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
+  const double sides = static_cast<double>(rows) / static_cast<double>(columns);
+  const double ratio = o.match_rms_adamw
+                           ? 0.2 * std::sqrt(static_cast<double>(most))
+                           : std::sqrt(o.spectral_unclamped ? sides : std::max(1.0, sides));
   Value* rate = Coefficient(rates, "learning_rate", o.learning_rate);
   Value* decay = Number("Mul", {rate, Coefficient(rates, "weight_decay", o.weight_decay)});
   Value* kept = Op("Mul", {parameter, As(Number("Sub", {Constant(1), decay}), dtype)}, type);

@@ -155,7 +155,7 @@ struct Kind<Muon> {
     v("weight_decay", o.weight_decay), v("momentum", o.momentum), v("ns_a", o.ns_a),
         v("ns_b", o.ns_b), v("ns_c", o.ns_c);
     v("epsilon", o.epsilon), v("ns_steps", o.ns_steps), v("nesterov", o.nesterov),
-        v("match_rms_adamw", o.match_rms_adamw);
+        v("match_rms_adamw", o.match_rms_adamw), v("spectral_unclamped", o.spectral_unclamped);
   }
   static States Of(const Muon&) { return {}; }
 };

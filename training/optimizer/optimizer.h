@@ -152,6 +152,9 @@ struct Muon {
   bool nesterov = true;
   // The learning rate by AdamW's root mean square, in place of the matrix's sides.
   bool match_rms_adamw = false;
+  // The learning rate by sqrt(rows / columns), even where this is below 1. Excludes
+  // match_rms_adamw.
+  bool spectral_unclamped = false;
 };
 
 // You et al. 2020, with bias correction. State: exp_avg, exp_avg_sq.

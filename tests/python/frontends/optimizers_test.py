@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
 
 
 def test_all_agree_in_our_step():
@@ -25,3 +27,21 @@ def test_all_agree_in_our_step():
     assert refused == {"refused: LBFGS", "refused: SparseAdam"}, told
     assert re.findall(r"(\d+) left to PyTorch", done.stdout) == ["0", "0"], told
     assert re.findall(r"(\d+) fail in eager", done.stdout) == ["0", "0"], told
+
+
+def muons_step(rows, columns, rule, lr):
+    """Returns what a step of Muon adds to a matrix. PyTorch's constructor knows all of the rules since 2.14 only."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(columns, rows, bias=False)
+    before = module.weight.detach().clone()
+    optimizer = torch.optim.Muon(module.parameters(), lr=lr, weight_decay=0.0)
+    optimizer.param_groups[0]["adjust_lr_fn"] = rule
+    caesura.compile_step(module, torch.nn.functional.mse_loss, optimizer)(torch.ones(4, columns), torch.ones(4, rows))
+    return module.weight.detach() - before
+
+
+@pytest.mark.parametrize("sides", [(4, 9), (6, 6), (9, 4)])
+def test_muon_by_unclamped_sides(sides):
+    rows, columns = sides
+    expected = muons_step(rows, columns, "original", 0.01 * min(1, rows / columns) ** 0.5)
+    torch.testing.assert_close(muons_step(rows, columns, "spectral_unclamped", 0.01), expected, rtol=1e-4, atol=1e-6)

@@ -30,6 +30,19 @@ CASES = {
     "clamp_by_tensors": (lambda p: torch.clamp(p, T(KNEES), T(KNEES).clamp(min=1)), KNEES),
     "clamp_its_bounds": (lambda p: torch.clamp(T([0.0, 2.0, 0.0, 1.0, 7.0, 3.0]), p - 1, p), KNEES),
     "clamp_min_by_tensor": (lambda p: torch.clamp(p, min=T([-3.0, 0.0, 0.0, 2.0, math.inf, -math.inf])), KNEES),
+    "clamp_max_by_tensor": (lambda p: torch.clamp(p, max=T([-3.0, 0.0, 0.0, 2.0, math.inf, -math.inf])), KNEES),
+    "clamp_by_one_bound": (lambda p: torch.clamp(p.expand(2, 6), T([[-1.0], [0.0]]), T(1.0)), KNEES),
+    "clamp_min_its_bound": (lambda p: torch.clamp_min(T(KNEES[::-1]), p) * T(KNEES).clamp_max(p.roll(1)),
+                            [1.0, 3.0, 1.0, 0.0, -1.0, -3.0]),
+    "clamp_equal": (lambda p: p.clamp(1, 1), KNEES), "clip_to_ints": (lambda p: p.clip(-1, 3), KNEES),
+    "clamp_in_place": (lambda p: (p * 1).clamp_(-1, 1), KNEES), "clamp_to_infinity": (lambda p: p.clamp(-math.inf, math.inf), KNEES),
+    "maximum": (lambda p: torch.maximum(p, T(KNEES[::-1])) + torch.maximum(T(KNEES), p), KNEES),
+    "minimum": (lambda p: torch.minimum(p, T(KNEES[::-1])) + torch.minimum(T(KNEES), p), KNEES),
+    "fmax": (lambda p: torch.fmax(p, T(KNEES[::-1])) + torch.fmax(T(KNEES), p), KNEES),
+    "fmin": (lambda p: torch.fmin(p, T(KNEES[::-1])) + torch.fmin(T(KNEES), p), KNEES),
+    "relu": (F.relu, KNEES), "threshold": (lambda p: F.threshold(p, 1.0, 0.0), KNEES), "leaky_relu": (F.leaky_relu, KNEES),
+    "softshrink": (lambda p: F.softshrink(p, 1.0), KNEES), "hardshrink": (lambda p: F.hardshrink(p, 1.0), KNEES),
+    "abs": (torch.abs, KNEES),
     "hardtanh": (F.hardtanh, KNEES), "relu6": (F.relu6, KNEES), "hardsigmoid": (F.hardsigmoid, KNEES),
     "hardswish": (F.hardswish, KNEES),
     "softplus": (F.softplus, FAR), "softplus_beta": (lambda p: F.softplus(p, 5.0, 10.0), [*FAR, 2.0, 1.9]),
@@ -98,8 +111,8 @@ def test_as_eager_in_double(name):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["clamp", "clamp_by_tensors", "relu6", "hardswish", "hardsigmoid", "softplus_beta", "celu",
-                                  "bce", "expm1", "xlogy", "sinc", "std", "max_along"])
+@pytest.mark.parametrize("name", ["clamp", "clamp_by_tensors", "clamp_min_by_tensor", "relu6", "hardswish", "hardsigmoid", "softplus_beta",
+                                  "celu", "bce", "expm1", "xlogy", "sinc", "std", "max_along"])
 def test_exported_in_standard_ops(name, tmp_path):
     _, _, step, weights = steps(*CASES[name], torch.float32)
     caesura.export_step(tmp_path / "step", step, weights)

@@ -24,12 +24,15 @@ CASES = {
     "huber": lambda a, b: F.huber_loss(a * 3, b, delta=0.7), "smooth": lambda a, b: F.smooth_l1_loss(a * 3, b, beta=0.7, reduction="sum"),
     "smooth, no knee": lambda a, b: F.smooth_l1_loss(a, b, beta=0.0),
     "softmax of a scalar": lambda a, b: (a * b).sum() * F.softmax(a.sum(), 0) + F.log_softmax(b.sum(), -1),
-    "linear, in chunks of rows": lambda a, b: F.linear_cross_entropy(
-        a, b, torch.tensor([2, 0, 1]), ignore_index=1, options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)),
-    "linear, in chunks by their shape": lambda a, b: F.linear_cross_entropy(
-        a, b, torch.tensor([2, 0, 1]), reduction="none", options=torch.nn.LinearCrossEntropyOptions(chunking_method="aspect_ratio:2")
-    ) @ torch.arange(1.0, 4.0),
 }
+if hasattr(F, "linear_cross_entropy"):  # since PyTorch 2.13
+    CASES |= {
+        "linear, in chunks of rows": lambda a, b: F.linear_cross_entropy(
+            a, b, torch.tensor([2, 0, 1]), ignore_index=1, options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)),
+        "linear, in chunks by their shape": lambda a, b: F.linear_cross_entropy(
+            a, b, torch.tensor([2, 0, 1]), reduction="none", options=torch.nn.LinearCrossEntropyOptions(chunking_method="aspect_ratio:2")
+        ) @ torch.arange(1.0, 4.0),
+    }
 
 
 class Loss(torch.nn.Module):

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import warnings
+from unittest import mock
 
 import torch
 
@@ -259,6 +260,16 @@ def is_one_graph(converter) -> bool:
 def builders_by_id() -> dict:
     """Dynamo's table of builders: an object's id to a function of the VariableBuilder and the object."""
     return _find("torch._dynamo.variables.builder.VariableBuilder._id_dispatch")()
+
+
+@contextlib.contextmanager
+def tracing_tolist(function):
+    """Dynamo calls `function` for Tensor.tolist() within the block."""
+    traced = _find("torch._dynamo.variables.TensorVariable")
+    methods = getattr(traced, "tp_methods", {})  # since PyTorch 2.14 Dynamo takes the method from here
+    entries = {"tolist": type(methods["tolist"])(function)} if methods else {}
+    with mock.patch.object(traced, "method_tolist", function), mock.patch.dict(methods, entries):
+        yield
 
 
 @contextlib.contextmanager

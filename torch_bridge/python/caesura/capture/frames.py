@@ -152,8 +152,8 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
             fall_back_if_it_ends_well(problem, by_user)
     else:
         fall_back_if_it_ends_well(failed[1], False)
-    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False,
-                              skip_reason="its capture has failed")
+    reason = {"skip_reason": "its capture has failed"} if hasattr(ConvertFrameReturn, "skip_reason") else {}  # not in 2.12
+    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False, **reason)
 
 
 def _depends_on_values(error) -> bool:

@@ -12,13 +12,12 @@ import warnings
 from unittest import mock
 
 import torch
-from torch.nn.functional import linear_cross_entropy
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config, fake_implementations)
+                                    dynamo_config, fake_implementations, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 
@@ -27,11 +26,6 @@ def _is_causal(mask, is_causal=None, size=None):
     """nn.Transformer tests whether a mask is causal, so that attention can skip reading it. Here attention reads the
     mask."""
     return is_causal is True
-
-
-# Another function with the same code, so that Dynamo does not replace it by its polyfill again.
-_in_one_piece = types.FunctionType(linear_cross_entropy.__code__, linear_cross_entropy.__globals__, linear_cross_entropy.__name__)
-_in_one_piece.__kwdefaults__ = linear_cross_entropy.__kwdefaults__
 
 
 def _linear_cross_entropy(*inputs, options=None, **settings):
@@ -54,9 +48,14 @@ def _selecting():
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
-    linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 }
+if hasattr(torch.nn.functional, "linear_cross_entropy"):  # not in 2.12
+    _theirs = torch.nn.functional.linear_cross_entropy
+    _STAND_INS[_theirs] = _linear_cross_entropy
+    # Another function with the same code, so that Dynamo does not replace it by its polyfill again.
+    _in_one_piece = types.FunctionType(_theirs.__code__, _theirs.__globals__, _theirs.__name__)
+    _in_one_piece.__kwdefaults__ = _theirs.__kwdefaults__
 _batch_norm = BatchNorm.forward
 
 
@@ -171,7 +170,7 @@ def _in_place(counts: bool):
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
-            mock.patch.object(TensorVariable, "method_tolist", _to_list), \
+            tracing_tolist(_to_list), \
             mock.patch.dict(builders_by_id(), builders), \
             _selecting(), \
             mock.patch.object(BatchNorm, "forward", _cumulative_batch_norm) if counts else contextlib.nullcontext():

@@ -98,6 +98,7 @@ _UPDATES = {
         flags=_MAXIMIZE | {"epsilon1": lambda group: -1.0 if group["eps"][0] is None else float(group["eps"][0]),
                            "epsilon2": lambda group: float(group["eps"][1])}),
 }
+_MUON_RATES = ("match_rms_adamw", "spectral_unclamped")  # the second one since PyTorch 2.14
 if hasattr(torch.optim, "Muon"):  # from PyTorch 2.9 on
     _UPDATES[torch.optim.Muon] = Update(
         name=lambda group: "muon", fed={"momentum": "momentum", "weight_decay": "weight_decay"}, keeps_count=False, counted=False,
@@ -105,7 +106,7 @@ if hasattr(torch.optim, "Muon"):  # from PyTorch 2.9 on
         flags={"nesterov": _flag("nesterov"), "epsilon": lambda group: float(group["eps"]),
                "ns_steps": lambda group: float(group["ns_steps"]),
                **{f"ns_{c}": lambda group, i=i: float(group["ns_coefficients"][i]) for i, c in enumerate("abc")},
-               "match_rms_adamw": lambda group: float(group["adjust_lr_fn"] == "match_rms_adamw")})
+               **{name: lambda group, name=name: float(group["adjust_lr_fn"] == name) for name in _MUON_RATES}})
 
 # Changes of an optimizer that its programs were not made for.
 _HOOKS = "hooks around its step"
@@ -382,7 +383,7 @@ def _no_recipe(optimizer):
         return _HOOKS
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "its option differentiable"
-    if any(group.get("adjust_lr_fn") not in (None, "original", "match_rms_adamw") for group in optimizer.param_groups):
+    if any(group.get("adjust_lr_fn") not in (None, "original", *_MUON_RATES) for group in optimizer.param_groups):
         return "its option adjust_lr_fn"
     if _UPDATES[type(optimizer)].is_real and any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
         return "complex parameters"

@@ -5,6 +5,7 @@ PyTorch's derivatives.yaml is one formula a call; that of what a call is made of
 zero where a branch that is not taken overflows. So branches get harmless numbers where they are not taken.
 """
 
+import functools
 import math
 
 import torch
@@ -51,6 +52,15 @@ def _math(w, node, *tensors):
 
 # --- bounds --------------------------------------------------------------------------------------------------
 
+@functools.cache
+def _is_whole_at_bounds() -> bool:
+    """True if PyTorch's clamp passes the whole gradient at a bound, as it did before 2.14. Since then it passes none at a
+    number, and shares the gradient with a tensor. The node of autograd is called by itself, which starts no engine."""
+    with torch.inference_mode(False), torch.enable_grad():
+        at_bound = torch.zeros((), device="cpu", requires_grad=True).clamp(min=0)
+    return at_bound.grad_fn(torch.ones((), device="cpu")).item() == 1
+
+
 @register(aten.clamp.default, aten.clamp.Tensor)
 def clamp(w, node, x, low, high):
     """The whole gradient at a bound."""
@@ -77,6 +87,39 @@ def clamp_min(w, node, x, low):
 @register(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(w, node, x, high):
     return clamp(w, node, x, None, high)
+
+
+@_conventional(aten.clamp.default, aten.clamp.Tensor)
+def clamp_with_gradient(w, node, x, low, high):
+    """The gradient at a bound that the installed PyTorch has."""
+    dtype, shape = result(node)
+    if _is_whole_at_bounds() or not dtype.is_floating_point or low != low or high != high:
+        return clamp(w, node, x, low, high)
+    x, m = w.cast(x, dtype), _Math(w, dtype, shape)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        x = m.op("Where", m.test("IsNaN", x), math.nan, x)  # no gradient here either
+        for bound, beyond in ((low, "LessOrEqual"), (high, "GreaterOrEqual")):
+            if bound is not None:
+                x = m.op("Where", m.test(beyond, x, bound), bound, x)
+        return x
+    low, high = (bound if bound is None else w.cast(bound, dtype) for bound in (low, high))
+    shared = x if low is None else m.op("Max", x, low)
+    shared = shared if high is None else m.op("Min", shared, high)
+    if low is None or high is None:
+        return shared
+    # Equal bounds, and crossed ones, do not share.
+    is_range = w.make("Less", [low, high], torch.bool, broadcast_shape([low, high]))
+    return m.op("Where", is_range, shared, clamp(w, node, x, low, high))
+
+
+@_conventional(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min_with_gradient(w, node, x, low):
+    return clamp_with_gradient(w, node, x, low, None)
+
+
+@_conventional(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max_with_gradient(w, node, x, high):
+    return clamp_with_gradient(w, node, x, None, high)
 
 
 def _within(m, x, low, high, inside, below, above):
