@@ -35,15 +35,16 @@ def same_on_all_ranks(tensors):
         assert all(torch.equal(tensor, other) for other in others)
 
 
-def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=()):
+def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=(), start_method="spawn"):
     """Runs body(rank, *arguments), a function of a module, on each of `world` ranks. It returns True where all ranks come
-    to its end. seconds: the group's time-out. lost: ranks that end by a signal."""
+    to its end. seconds: the group's time-out. lost: ranks that end by a signal. start_method: "forkserver" for many runs:
+    modules are imported once."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = torch.multiprocessing.start_processes(_rank, args=(world, port, seconds, body, arguments), nprocs=world,
-                                                  join=False, start_method="spawn")
+                                                  join=False, start_method=start_method)
     try:
         for process in (p for rank, p in enumerate(ranks.processes) if rank not in lost):
             process.join(_SECONDS)
