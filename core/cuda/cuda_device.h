@@ -82,7 +82,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status OpenGate(bool write);
   // Waits for the stream, and tells what a kernel had met when the gate was opened to write.
   Status WaitForHeld() const;
-  // What a kernel looks at: it writes nothing where this is not 0. Null: this thread has no gate.
+  // A kernel that is given this address writes nothing where it is not 0. Null: this thread has no
+  // gate.
   const unsigned* gate() const;
   // Pinned memory of at most kHostBytes: a copy to it does not make the host wait. Null: none is
   // free.
@@ -121,8 +122,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   std::shared_ptr<Buffer> cells_;  // that of errors, then the counters
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
-  // What a gate waits for, and what its kernels look at: in pinned memory, since the stream cannot
-  // be given anything while it waits.
+  // The words of the gate are in pinned memory, since the stream cannot be given anything while it
+  // waits.
   struct Gate {
     std::mutex mutex;  // held while it is closed
     std::atomic<std::thread::id> owner;

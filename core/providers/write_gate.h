@@ -19,9 +19,9 @@ class WriteGate {
   // True if the kernel is held: after a closed gate it writes only if the gate is opened to write,
   // and no kernel before it has reported an error.
   virtual bool Holds(const KernelDef& kernel) const = 0;
-  // What this thread puts on the device from here on waits for OpenGate. False: another thread's
-  // gate is closed, or the device cannot wait. Until OpenGate the host must neither wait for the
-  // device nor allocate its memory.
+  // Work that this thread puts on the device from here on waits for OpenGate. False: another
+  // thread's gate is closed, or the device cannot wait. Until OpenGate the host must neither wait
+  // for the device nor allocate its memory.
   virtual Result<bool> CloseGate() const = 0;
   // REQUIRES: this thread has closed it. Without `write` the call returns when the held kernels
   // have come to their ends, and does not fail. Where it fails with `write` (kProviderFailure) the

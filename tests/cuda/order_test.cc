@@ -103,7 +103,7 @@ TEST_P(OrderTest, NamesBufferThatIsFreedTooEarly) {
                                                   "on stream 1 writes)|used after it was freed"));
 }
 
-// What the host did before it wrote the value is known to what comes after.
+// Later operations know all that the host did before it wrote the value.
 TEST_P(OrderTest, AStreamWaitsForAValueOfTheHost) {
   Device device(GetParam());
   const CUstream stream = device.Stream();

@@ -36,7 +36,7 @@ CUresult Begin(Operation& operation) {
   return result;
 }
 
-// What comes after knows all that the host does at this point.
+// Later operations know all that the host has done at this point.
 bool Signalled(CUstream stream, const Operation& operation) {
   const std::uint32_t now = __atomic_load_n(operation.signal, __ATOMIC_ACQUIRE);
   if (static_cast<std::int32_t>(now - operation.value) < 0) return false;
