@@ -118,7 +118,7 @@ class RankFaultSweep {
     });
   }
 
-  // What came of the sweep so far: ranks whose step was done, undone and lost; and groups that went
+  // Counts of the sweep so far: ranks whose step was done, undone and lost; and groups that went
   // on, and that had to restore.
   int done() const { return done_; }
   int undone() const { return undone_; }

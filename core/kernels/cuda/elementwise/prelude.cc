@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every CUDA source begins with.
+// The text that every CUDA source begins with.
 #include "core/kernels/cuda/elementwise/element_source.h"
 
 namespace caesura {
