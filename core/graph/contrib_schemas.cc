@@ -35,7 +35,8 @@ std::vector<OpSchemaSpec> ContribOpSchemas() {
            .min_outputs = 0,
            .max_outputs = 3,
            .domain = kContribDomain,
-           .infer = InferDynamicQuantizeLstm}};
+           .infer = InferDynamicQuantizeLstm,
+           .optional_inputs = {3, 4, 5, 6, 7}}};
 }
 
 }  // namespace caesura

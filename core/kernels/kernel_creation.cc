@@ -4,6 +4,7 @@
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
 #include "core/graph/attribute_limits.h"
+#include "core/graph/op_schema.h"
 
 namespace caesura {
 namespace {
@@ -47,6 +48,16 @@ Status CheckHostInputs(const KernelDef& def, const KernelInfo& info) {
   return {};
 }
 
+// onnx has checked the types of its own ops' inputs. The ops that this library adds take tensors.
+Status CheckTensors(const KernelInfo& info) {
+  if (FindOpSchemaSpec(info.node().op_type(), info.node().domain()) == nullptr) return {};
+  for (int i = 0; i < info.input_count(); ++i) {
+    if (info.HasInput(i) && !info.IsTensor(i))
+      return info.Invalid("input " + std::to_string(i) + ": expected a tensor");
+  }
+  return {};
+}
+
 // Neither an input whose values the function reads nor an output has an element.
 bool IsEmpty(const KernelDef& def, const KernelInfo& info) {
   for (int i = 0; i < info.input_count(); ++i) {
@@ -68,6 +79,7 @@ bool IsEmpty(const KernelDef& def, const KernelInfo& info) {
 Status CreateKernel(const KernelDef& def, KernelInfo& info) {
   const std::string fault = AttributeFault(info.node());
   if (!fault.empty()) return info.Invalid(fault);
+  RETURN_IF_ERROR(CheckTensors(info));
   RETURN_IF_ERROR(CheckHostInputs(def, info));
   RETURN_IF_ERROR(def.create(info));
   RETURN_IF_ERROR(CheckSizes(info));

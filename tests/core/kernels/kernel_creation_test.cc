@@ -46,5 +46,21 @@ TEST(KernelCreation, HostInputsAreNumbers) {
   }
 }
 
+// onnx does not check the types that these ops take.
+TEST(KernelCreation, OpsOfThisLibraryTakeTensors) {
+  const auto graph = GraphOf(
+      "(float[2, 2] x) => (y) { q = SequenceConstruct (x) y = ai.caesura.FusedMatMul (x, q) }");
+  ASSERT_NE(graph, nullptr);
+  const Values feeds = {Ramp({2, 2})};
+  auto plan = TryPlan(graph, feeds, {}, {MakeCpuProvider()});
+  Status status = plan.status();
+  if (plan.ok()) {
+    ExecutionState state(*plan);
+    status = Finish(state, feeds).status();
+  }
+  ASSERT_FALSE(status.ok());
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("input 1: expected a tensor"));
+}
+
 }  // namespace
 }  // namespace caesura::testing
