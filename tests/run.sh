@@ -143,6 +143,7 @@ python_address_sanitizer() {
 thread_sanitizer() {
   local tests=(executor_tests planted_race)
   ! grep -q '^CUDA_LIBRARIES_DIR:PATH=.' "$build/CMakeCache.txt" || tests+=(cuda_threads_tests)
+  [[ -z ${CAESURA_LONG:-} ]] || tests+=(rank_tests)
   sanitized build-tsan thread "${tests[@]}" &&
     OMP_NUM_THREADS=1 ctest_in build-tsan -R "^($(IFS='|'; echo "${tests[*]}"))\$"
 }

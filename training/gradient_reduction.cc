@@ -2,6 +2,8 @@
 #include "training/gradient_reduction.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <deque>
 #include <map>
 #include <numeric>
 #include <string>
@@ -13,6 +15,9 @@
 
 namespace caesura {
 namespace {
+
+// Collectives that early commit has under way at most.
+constexpr ptrdiff_t kUnderWay = 2;
 
 int64_t BytesOf(const Value& value) {
   int64_t bytes = static_cast<int64_t>(DTypeSize(value.dtype()));
@@ -49,6 +54,7 @@ void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bu
   const Node* wait = Add("CollectiveWait", start->outputs(), {{"number", count_++}}, count);
   for (size_t i = 0; i < bucket.size(); ++i) *bucket[i] = wait->output(static_cast<int>(i));
   awaited_.insert(awaited_.end(), wait->outputs().begin(), wait->outputs().end());
+  waited_.push_back(wait->output(0));
 }
 
 std::vector<std::vector<int>> CollectiveWriter::Buckets(const std::vector<Value*>& values,
@@ -198,6 +204,13 @@ Value* CollectiveWriter::Agreed(Value* value) {
   return Add("AgreeToCommit", inputs, {}, 1)->output(0);
 }
 
+Value* CollectiveWriter::AgreedAtLast(Value* value) {
+  std::vector<Value*> inputs = {value};
+  inputs.insert(inputs.end(), waited_.end() - std::min<ptrdiff_t>(kUnderWay, std::ssize(waited_)),
+                waited_.end());
+  return Add("AgreeToCommit", inputs, {}, 1)->output(0);
+}
+
 namespace {
 
 bool StartsCollective(const Node& node) {
@@ -219,11 +232,13 @@ bool PreparesCollective(const Node& node) {
 // order.
 class CollectiveOrderPass : public Pass {
  public:
+  explicit CollectiveOrderPass(bool early) : early_(early) {}
   const char* name() const override { return "collective_order"; }
   Result<bool> Run(Model& model) override {
     Graph& graph = *model.graph;
     std::unordered_map<const Node*, int> keys = Positions(graph);
-    std::vector<const Node*> waits;  // since the start before
+    std::vector<const Node*> waits;     // since the start before
+    std::deque<const Node*> under_way;  // the waits of early commit
     int last_start = 0;
     for (const auto& node : graph.nodes()) {
       int& key = keys.at(node.get());
@@ -236,17 +251,27 @@ class CollectiveOrderPass : public Pass {
         if (starts) last_start = key;
       }
       if (node->Is("ReduceScatterWait", kTrainingDomain)) waits.push_back(node.get());
+      if (early_ && node->Is("CollectiveWait", kTrainingDomain)) under_way.push_back(node.get());
       if (!starts) continue;
+      if (std::ssize(under_way) == kUnderWay) {
+        keys.at(under_way.front()) = key;
+        under_way.pop_front();
+      }
       for (const Node* wait : std::exchange(waits, {})) {
         if (node->Is("ReduceScatterStart", kTrainingDomain)) keys.at(wait) = key;
       }
     }
     return SortNodes(graph, keys);
   }
+
+ private:
+  const bool early_;
 };
 
 }  // namespace
 
-std::shared_ptr<Pass> MakeCollectiveOrderPass() { return std::make_shared<CollectiveOrderPass>(); }
+std::shared_ptr<Pass> MakeCollectiveOrderPass(bool early) {
+  return std::make_shared<CollectiveOrderPass>(early);
+}
 
 }  // namespace caesura

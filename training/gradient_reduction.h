@@ -17,6 +17,12 @@
 //   OrderedSumStart(bucket 0) ... OrderedSumStart(bucket 1), OrderedSumWait(bucket 0),
 //   OrderedSumWait(bucket 1), AgreeToCommit, updates
 //
+// With early commit an update follows its own bucket's sums, and the memory of gradients is used
+// again: at most two buckets are under way while a third one is filled.
+//
+//   ... CollectiveStart(bucket 1) ... CollectiveWait(bucket 0), CollectiveStart(bucket 2), updates
+//   (bucket 0) ... CollectiveWait(bucket 2), AgreeToCommit, updates(bucket 2)
+//
 // Buckets follow from the graph only, never from the sizes of a run's feeds: ranks with other
 // sequence lengths start the same collectives in the same order.
 #ifndef CAESURA_TRAINING_GRADIENT_REDUCTION_H_
@@ -65,6 +71,9 @@ class CollectiveWriter {
   void Await(Value* value) { awaited_.push_back(value); }
   // `value`, once all collectives of all ranks have succeeded.
   Value* Agreed(Value* value);
+  // Likewise where updates do not wait for it: it comes after the last collectives, and what the
+  // others gave need not live so long.
+  Value* AgreedAtLast(Value* value);
 
  private:
   // The values in buckets of one dtype.
@@ -81,14 +90,16 @@ class CollectiveWriter {
   const std::string provider_;
   int64_t count_ = 0;            // collectives so far
   std::vector<Value*> awaited_;  // their results
+  std::vector<Value*> waited_;   // the first result of each all-reduce and broadcast, in order
   std::vector<Value*> gather_;   // what the AllGatherWait of the gather under way reads
   AttributeMap gather_attributes_;
 };
 
 // Puts each node that starts a collective right after the last node that it needs, in the order of
-// their numbers, and each ReduceScatterWait in front of the start that follows it.
-// To be run after all passes that move nodes.
-std::shared_ptr<Pass> MakeCollectiveOrderPass();
+// their numbers, and each ReduceScatterWait in front of the start that follows it. With `early`
+// each CollectiveWait comes in front of the second start after its own.
+// To be run after all passes that move nodes, but for update_order, which leaves these in place.
+std::shared_ptr<Pass> MakeCollectiveOrderPass(bool early);
 
 }  // namespace caesura
 

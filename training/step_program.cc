@@ -101,9 +101,12 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
         "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
   }
   const bool has_ranks = options.bucket_bytes > 0;
-  if (has_ranks && options.commit == CommitMode::kEagerConsume) {
+  const bool is_early = options.commit == CommitMode::kEagerConsume;
+  if (has_ranks && is_early &&
+      (options.shard_ranks > 0 || options.logical_shards > 0 || !options.rank_parts.empty())) {
     return InvalidArgument(
-        "several ranks: an update waits until all ranks have all sums: use CommitMode::kLate");
+        "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
+        "CommitMode::kLate");
   }
   if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
     return InvalidArgument(
@@ -185,6 +188,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   if (counts) writer.DivideBy(count);
   if (with_update && sums_losses) loss = writer.MeanLoss(sum);
   else if (with_update && has_ranks) loss = writer.MeanLossOfRanks(sum);
+  if (with_update && has_ranks && is_early) loss = writer.AgreedAtLast(loss);
   if (options.refuse_nonfinite && has_ranks) writer.RequireFinite(gradients, loss);
   graph.AddOutput(BeforeUpdates(graph, loss));
   for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));

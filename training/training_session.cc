@@ -181,8 +181,8 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
     if (DevicesOf(providers).size() > 1) list.push_back(MakeLossCastPass());
     if (DevicesOf(providers).size() > 1 && !may_recompute)
       list.push_back(MakeCastGroupingPass(NameSet(names)));
+    if (several) list.push_back(MakeCollectiveOrderPass(early));
     if (early) list.push_back(MakeUpdateOrderPass(names));
-    if (several) list.push_back(MakeCollectiveOrderPass());
     list.push_back(MakeUpdatePlacementPass(names, providers));
     return list;
   };
@@ -304,8 +304,7 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
   if (parameters_inconsistent_)
-    return InvalidArgument(
-        "an earlier step failed in the middle of its updates; Restore a checkpoint first");
+    return InvalidArgument("an earlier step failed in the middle of its updates: " + WayBack());
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;

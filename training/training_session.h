@@ -132,8 +132,9 @@ class TrainingSession {
   // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
   // over the ranks; with logical_shards it is the mean of all shards, on one rank, too. A step that
   // fails with kRankFailure, or only on this rank, has changed nothing here, and ends the
-  // communicator: the others' step fails likewise. A suspension is agreed: after the step in which
-  // a rank is asked to suspend, Step fails with kSuspended on all ranks before it begins.
+  // communicator: the others' step fails likewise. A step that is lost, as above, is lost for all
+  // ranks: all Restore the last checkpoint. A suspension is agreed: after the step in which a rank
+  // is asked to suspend, Step fails with kSuspended on all ranks before it begins.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
   // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
   // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
@@ -314,6 +315,7 @@ class TrainingSession {
   Result<double> EndRun(bool updates, RunResult result);
   static double ScalarOf(const Tensor& tensor);
   std::string DescribeLoss() const;
+  std::string WayBack() const;
   Undo UndoOfSteps() const;
   // training_session_failures.cc
   Status BringParametersToHost(const ProviderList& providers);

@@ -86,7 +86,16 @@ Undo TrainingSession::UndoOfSteps() const {
   return options_.step.commit == CommitMode::kLate ? Undo::kAtRisk : Undo::kForRetry;
 }
 
-// "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "
+// The calls that go on after a lost step.
+std::string TrainingSession::WayBack() const {
+  if (ranks() == 1) return "Restore a checkpoint first";
+  const bool needs_all = sharded() || options_.step.commit == CommitMode::kEagerConsume;
+  return needs_all ? "Restore the last checkpoint on all ranks"
+                   : "Regroup, or Restore a checkpoint first";
+}
+
+// "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "; among ranks with
+// the way back.
 std::string TrainingSession::DescribeLoss() const {
   if (inconsistent_.empty()) return "the step is lost here, other ranks may have done it: ";
   constexpr size_t kNamed = 3;
@@ -95,7 +104,8 @@ std::string TrainingSession::DescribeLoss() const {
     names += (i == 0 ? "'" : ", '") + inconsistent_[i] + "'";
   if (inconsistent_.size() > kNamed)
     names += " and " + std::to_string(inconsistent_.size() - kNamed) + " more";
-  return "the step is lost, parameters may be half updated (" + names + "): ";
+  const std::string advice = ranks() > 1 ? "; " + WayBack() : "";
+  return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
 }
 
 Status TrainingSession::CheckFailurePolicy() const {

@@ -47,20 +47,30 @@ int TrainingSession::WholeParameters() const {
 
 RankMemory TrainingSession::MemoryOfRank() const {
   RankMemory memory;
-  size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
+  const bool several = ranks() > 1;
+  size_t exchanged = 0, largest_gradient = 0;
   for (int i = 0; i < parameters_.size(); ++i) {
     const size_t bytes = parameters_.tensor(i).bytes();
     if (i < trained_ + statistics_) memory.parameters += bytes;
     else if (IsAccumulator(i)) memory.gradients += bytes;
     else memory.optimizer_state += bytes;
+    if (i >= trained_) continue;
+    largest_gradient = std::max(largest_gradient, bytes);
     // An ordered sum takes room for the parts of all ranks.
-    const size_t copies = sharded() ? 0 : ordered() && ranks() > 1 ? 2 : 1;
-    if (i < trained_) memory.gradients += copies * bytes;
-    const bool is_rounded = ranks() > 1 && options_.step.exchange_dtype != DType::kUndefined;
-    if (i < trained_ && is_rounded)
-      memory.gradients += DTypeSize(options_.step.exchange_dtype) *
-                          static_cast<size_t>(parameters_.tensor(i).elements());
+    const size_t copies = sharded() ? 0 : ordered() && several ? 2 : 1;
+    exchanged += copies * bytes;
+    if (several && options_.step.exchange_dtype != DType::kUndefined)
+      exchanged += DTypeSize(options_.step.exchange_dtype) *
+                   static_cast<size_t>(parameters_.tensor(i).elements());
   }
+  if (several && options_.step.commit == CommitMode::kEagerConsume) {
+    // Two buckets are exchanged and a third one is filled while the next gradient is computed. A
+    // bucket exceeds its size by its last gradient.
+    const size_t bucket = static_cast<size_t>(options_.bucket_bytes) + largest_gradient;
+    exchanged = std::min(exchanged, 3 * bucket + largest_gradient);
+  }
+  memory.gradients += exchanged;
+  size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
   for (const ParameterShard& shard : shards_) {
     const size_t size = DTypeSize(shard.dtype);
     memory.gradients += size * static_cast<size_t>(shard.layout.part());

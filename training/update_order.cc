@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "training/kernels/training_ops.h"
 #include "training/node_order.h"
 
 namespace caesura {
@@ -95,6 +96,7 @@ class UpdateOrder : NodeOrder {
 
   bool Apply() {
     for (const auto& node : graph_.nodes()) {
+      if (HasItsPlace(*node)) continue;
       if (node->phase() == Phase::kOptimizer) keys_[node.get()] = AfterReaders(*node);
       else if (MayMove(*node) && ReadsAlone(*node) && Grows(*node) <= 0)
         keys_[node.get()] = AfterProducers(*node);
@@ -112,6 +114,12 @@ class UpdateOrder : NodeOrder {
 
  private:
   static constexpr int64_t kUnknown = INT64_MAX;
+
+  // Collectives are under way while other nodes run.
+  static bool HasItsPlace(const Node& node) {
+    return node.Is("CollectiveStart", kTrainingDomain) ||
+           node.Is("CollectiveWait", kTrainingDomain);
+  }
 
   int AfterReaders(const Node& update) const {
     int key = AfterProducers(update);

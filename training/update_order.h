@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // update_order: the pass that has each gradient of a step live as short as it can
 // (CommitMode::kEagerConsume). It only moves nodes:
-//   - an update goes right after the last node that it needs or that reads, as a view too, what it
-//   writes;
+//   - an update, but for collectives, goes right after the last node that it needs or that reads,
+//   as a view too, what it writes;
 //   - a node that alone reads what it reads, and makes no more bytes of it (a weight's gradient
 //   transposed on its way to
 //     the update), goes right after the last node that it needs;

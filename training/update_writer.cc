@@ -326,7 +326,8 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
-  if (options_.bucket_bytes > 0) step = collectives_.Agreed(step);
+  const bool agrees = options_.bucket_bytes > 0 && options_.commit == CommitMode::kLate;
+  if (agrees) step = collectives_.Agreed(step);
   if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   if (buckets_.empty()) {

@@ -41,7 +41,8 @@ class UpdateWriter {
   // sums of a step that `updates` are no part of what later ones read.
   void Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals, bool updates);
   // Sums the gradients (with StepOptions::shard_ranks each rank's parts of them) and `totals` over
-  // all ranks, and takes rank 0's statistics. Update's writes then wait until all ranks have them.
+  // all ranks, and takes rank 0's statistics. Update's writes then wait until all ranks have them,
+  // but for CommitMode::kEagerConsume.
   // To be called before it.
   void Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
               std::vector<Value*>& statistics);
@@ -51,6 +52,8 @@ class UpdateWriter {
   Value* MeanLoss(Value* sum) { return Times(sum, MeanFactor()); }
   // Likewise of a sum over ranks.
   Value* MeanLossOfRanks(Value* sum) { return Times(sum, rank_share_); }
+  // With early commit: `value`, once all ranks have all sums. No update waits for it.
+  Value* AgreedAtLast(Value* value) { return collectives_.AgreedAtLast(value); }
   void Update(const std::vector<Value*>& gradients);
   void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
 

@@ -96,7 +96,9 @@ class RankFaultSweep {
       CheckOutcome(*session, c, victim, may_be_lost);
       EXPECT_LT(Clock::now() - began, kWatchdog);
       regrouped[c.rank()] = session->Regroup(Borrowed(*again[c.rank()]));
-      if (!regrouped[c.rank()].ok()) return;
+      if (!regrouped[c.rank()].ok()) {
+        ASSERT_TRUE(session->Restore(path).ok());
+      }
       if (session->updates() == 1) Update(*session, c, 1);
       Update(*session, c, 2);
       EXPECT_TRUE(SameBits(StateOfRank(*session), later_[c.rank()])) << "rank " << c.rank();

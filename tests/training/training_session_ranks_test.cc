@@ -293,8 +293,6 @@ TEST(Ranks, OptionsThatDoNotFitAreRefused) {
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };
-  EXPECT_THAT(refused([](TrainingOptions& o) { o.step.commit = CommitMode::kEagerConsume; }),
-              HasSubstr("use CommitMode::kLate"));
   EXPECT_THAT(refused([](TrainingOptions& o) {
                 o.step.refuse_nonfinite = true;
                 o.step.accumulation_steps = 2;

@@ -291,12 +291,15 @@ def refusals(rank):
 
 
 def sessions(rank, path):
-    """A model without PyTorch's modules: what one process gets with both batches."""
+    """A model without PyTorch's modules: what one process gets with both batches, whenever updates are committed."""
     feeds = [{"x": _batch(Net, r, 0)[0].numpy(), "target": _batch(Net, r, 0)[1].numpy()} for r in range(2)]
-    session = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1)
+    early, session = (caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, commit=commit)
+                      for commit in ("eager-consume", "late"))
     for _ in range(3):
         loss = session.step(feeds[rank])
+        assert early.step(feeds[rank]) == loss
     weight = torch.from_numpy(session.parameters()["w"])
+    assert torch.equal(torch.from_numpy(early.parameters()["w"]), weight)
     same_on_all_ranks([weight])
     group = dist.new_group([0])
     if rank == 0:
