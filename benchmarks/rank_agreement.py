@@ -54,7 +54,7 @@ def measure(rank, port, folder, options):
 
     def exchanges():
         for _ in range(EXCHANGES):
-            dist.all_gather_into_tensor(all_words, words)
+            dist.all_gather_single(all_words, words)
 
     runs = {"late commit": lambda: late.step(feeds), "early commit": lambda: early.step(feeds), "agreement": exchanges}
     times, agreements = {name: [] for name in runs}, []
