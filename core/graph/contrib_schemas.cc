@@ -35,8 +35,7 @@ std::vector<OpSchemaSpec> ContribOpSchemas() {
            .min_outputs = 0,
            .max_outputs = 3,
            .domain = kContribDomain,
-           .infer = InferDynamicQuantizeLstm,
-           .optional_inputs = {3, 4, 5, 6, 7}}};
+           .infer = InferDynamicQuantizeLstm}};
 }
 
 }  // namespace caesura

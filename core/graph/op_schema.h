@@ -101,8 +101,6 @@ struct OpSchemaSpec {
   // Inputs that have no gradient, or none that is other than zero (-1 - i: input i and all after
   // it).
   std::vector<int> no_gradient_inputs = {};
-  // Inputs before `min_inputs` that a node may leave out, by an empty name.
-  std::vector<int> optional_inputs = {};
 };
 
 // The schemas of the ops that a session is given: known to its graphs (Graph::op_schemas) and to no

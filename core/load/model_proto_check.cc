@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of a ModelProto before anything in it is used; also onnx's own checker.
-#include <algorithm>
 #include <map>
 #include <new>
 #include <set>
@@ -12,7 +11,6 @@
 
 #include "core/base/status_macros.h"
 #include "core/base/utf8.h"
-#include "core/graph/contrib_schemas.h"
 #include "core/graph/op_schema.h"
 #include "core/load/graph_import.h"
 #include "core/load/model_import.h"
@@ -329,12 +327,6 @@ class ModelProtoCheck {
         outside(node.output_size(), spec->min_outputs, spec->max_outputs)) {
       attributes_.Add(Label(node) + " has " + std::to_string(node.input_size()) + " inputs and " +
                       std::to_string(node.output_size()) + " outputs");
-    }
-    if (spec->domain != kContribDomain) return;  // our own ops' kernels check theirs
-    for (int i = 0; i < std::min(node.input_size(), spec->min_inputs); ++i) {
-      const auto& optional = spec->optional_inputs;
-      if (node.input(i).empty() && std::find(optional.begin(), optional.end(), i) == optional.end())
-        attributes_.Add(Label(node) + " leaves out input " + std::to_string(i));
     }
   }
 

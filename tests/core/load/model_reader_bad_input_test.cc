@@ -92,12 +92,6 @@ constexpr BadText kBadTexts[] = {
     {"EinsumSign", HEAD "{ y = Einsum <equation = \"-\"> (x) }", "attribute 'equation'"},
     {"EinsumTwoEllipses", HEAD "{ y = Einsum <equation = \"......->...\"> (x) }",
      "attribute 'equation'"},
-    {"RequiredInputLeftOut",
-     "<ir_version: 10, opset_import: [\"\" : 21, \"com.microsoft\" : 1]> g (float[2, 1, 3] x, "
-     "int8[1, 3, "
-     "8] w, int8[1, 2, 8] r, float[1] s, int8[1] z) => (y) { y = com.microsoft.DynamicQuantizeLSTM "
-     "<hidden_size = 2> (x, w, , , , , , , s, z, s, z) }",
-     "leaves out input 2"},
     {"NotAModel", "what is this?", "ParseError"},
 };
 #undef HEAD

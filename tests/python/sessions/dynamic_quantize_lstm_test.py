@@ -156,6 +156,14 @@ def test_refuses_what_does_not_fit(change, message):
         run(quantized_node(f), f)
 
 
+@pytest.mark.parametrize("name", ["W", "R"])
+def test_refuses_a_node_without_its_weights(name):
+    f = feeds(0, 1, np.int8, False)
+    del f[name]
+    with pytest.raises(ValueError, match=f"input {NAMES.index(name)}: expected a tensor, got none"):
+        run(quantized_node(f), f)
+
+
 def test_types_of_its_outputs_are_known():
     f = feeds(0, 2, np.int8, False)
     session = caesura.InferenceSession(model_of(quantized_node(f, direction="bidirectional"), f))

@@ -186,7 +186,8 @@ Status Create(KernelInfo& info, RecurrentKind kind) {
   }
   const DType dtype = info.InputDType(k.first);
   SetOutputs(info, k);
-  if (info.InputShape(k.trace) != Shape{s.directions, RecurrentTrace<float>::Count(s)})
+  if (!info.IsTensor(k.trace) ||
+      info.InputShape(k.trace) != Shape{s.directions, RecurrentTrace<float>::Count(s)})
     return info.Invalid("a trace of this op expected");
   ASSIGN_OR_RETURN(k.backward, BackwardProducts::Make(info, dtype, s));
   ASSIGN_OR_RETURN(k.weights, WeightProducts::Make(info, dtype, s, k.wanted[0]));

@@ -73,6 +73,10 @@ Status CheckShape(const KernelInfo& info, int input, const Shape& expected) {
 }
 
 Status ReadSizes(const KernelInfo& info, int first, bool quantized, RecurrentSpec& spec) {
+  for (int input = first; input < first + 3; ++input) {
+    if (!info.IsTensor(input))
+      return info.Invalid("input " + std::to_string(input) + ": expected a tensor, got none");
+  }
   const Shape &x = info.InputShape(first), &r = info.InputShape(first + 2);
   if (x.rank() != 3 || r.rank() != 3) return info.Invalid("X and R of rank 3 expected");
   const int64_t layout = info.Attr<int64_t>("layout", 0);
