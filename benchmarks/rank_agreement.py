@@ -23,16 +23,11 @@ import pathlib
 import socket
 import statistics
 import tempfile
-import time
 
+from rank_overlap import in_turns, quartiles
 from rank_timeline import export
 
 EXCHANGES = 100
-
-
-def quartiles(values):
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{median:8.3f} ms ({low:.3f} to {high:.3f})"
 
 
 def measure(rank, port, folder, options):
@@ -57,16 +52,8 @@ def measure(rank, port, folder, options):
             dist.all_gather_single(all_words, words)
 
     runs = {"late commit": lambda: late.step(feeds), "early commit": lambda: early.step(feeds), "agreement": exchanges}
-    times, agreements = {name: [] for name in runs}, []
-    for number in range(options.rounds + 2):
-        for name in list(runs)[::1 if number % 2 else -1]:
-            dist.barrier()
-            began = time.perf_counter()
-            runs[name]()
-            taken = torch.tensor([time.perf_counter() - began])
-            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            if number >= 2:
-                times[name].append(1e3 * taken.item() / (EXCHANGES if name == "agreement" else 1))
+    times, agreements = in_turns(runs, options.rounds, skipped=2), []
+    times["agreement"] = [taken / EXCHANGES for taken in times["agreement"]]
     for _ in range(5):
         trace = folder / f"trace-{rank}.json"
         late.profile_step(feeds, trace)
@@ -77,7 +64,7 @@ def measure(rank, port, folder, options):
     if rank == 0:
         print(f"batch {options.batch}, {options.rounds} rounds, one thread a rank")
         for name, taken in times.items():
-            print(f"  {name:14} {quartiles(taken)}")
+            print(f"  {name:14} {quartiles(taken, digits=3)}")
         step, exchange = (statistics.median(times[name]) for name in ("late commit", "agreement"))
         print(f"  the agreement is {exchange / step:.3%} of the step; AgreeToCommit of the rank that comes last, profiled: "
               f"{statistics.median(agreements):.3f} ms")

@@ -33,9 +33,28 @@ def launch(options):
         print(f"skipped: {error}")
 
 
-def quartiles(values):
+def quartiles(values, digits=0):
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{median:8.0f} ms ({low:.0f} to {high:.0f})"
+    return f"{median:8.{digits}f} ms ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def in_turns(runs, rounds, skipped):
+    """Milliseconds that the slower rank takes for each run. All runs take turns in each round; the first `skipped` rounds
+    warm up."""
+    import torch
+    import torch.distributed as dist
+
+    times = {name: [] for name in runs}
+    for number in range(rounds + skipped):
+        for name in list(runs)[::1 if number % 2 else -1]:
+            dist.barrier()
+            began = time.perf_counter()
+            runs[name]()
+            taken = torch.tensor([time.perf_counter() - began])
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            if number >= skipped:
+                times[name].append(1e3 * taken.item())
+    return times
 
 
 def measure(options):
@@ -85,16 +104,7 @@ def measure(options):
             name = f"{name}, buckets of {megabytes} MiB"
             modules[name], compute[name] = DistributedDataParallel(module, bucket_cap_mb=megabytes), own
             runs[name] = in_pytorch(modules[name])
-    times = {name: [] for name in runs}
-    for number in range(options.rounds + 3):  # captured in the first, with buckets laid anew in the second
-        for name in list(runs)[::1 if number % 2 else -1]:
-            dist.barrier()
-            began = time.perf_counter()
-            runs[name]()
-            taken = torch.tensor([time.perf_counter() - began])
-            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            if number >= 3:
-                times[name].append(1e3 * taken.item())
+    times = in_turns(runs, options.rounds, skipped=3)  # captured in the first, with buckets laid anew in the second
     if rank == 0:
         print(f"\n{options.link} Gbit/s, {gradients.numel() / 1e6:.1f} M parameters, batch {options.batch}, "
               f"{options.rounds} rounds, one thread a rank")
