@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cuda/cuda_device.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -101,7 +104,7 @@ Status CudaDevice::Open(const CudaOptions& options) {
   }
   RETURN_IF_ERROR(StartCudnn(!options.libraries.cudnn.empty()));
   // Not a buffer of the provider's own: that would keep the device alive.
-  constexpr size_t kBytes = (1 + kCounters) * sizeof(unsigned);
+  constexpr size_t kBytes = (2 + kCounters) * sizeof(unsigned);
   CUdeviceptr cells = 0;
   RETURN_IF_CUDA_FAILS(cuMemAllocFromPoolAsync, &cells, kBytes, pool_, stream_);
   cells_ = std::make_shared<Buffer>(reinterpret_cast<void*>(cells), kBytes, device(), nullptr);
@@ -236,17 +239,67 @@ Status CudaDevice::AllocatePinned() {
   return {};
 }
 
+constexpr char kReadGate[] = R"(
+extern "C" __global__ void read_gate(const unsigned* forbids, unsigned* cell) { *cell = *forbids; }
+)";
+
+// Puts the wait for gate_.number on the stream, then the copy of `forbids` that kernels read. False:
+// the device cannot wait. Where it fails the gate is open.
+Result<bool> CudaDevice::PutGate() {
+  const CUresult result =
+      libraries_->driver.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(gate_.opened),
+                                             gate_.number, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
+  if (result != CUDA_SUCCESS) return Failure("cuStreamWaitValue32", result);
+  const unsigned* forbids = gate_.forbids;
+  unsigned* cell = gate_cell();
+  void* arguments[] = {&forbids, &cell};
+  const Status launched = Launch(gate_.read, 1, 1, 0, arguments);
+  if (launched.ok()) return true;
+  std::atomic_ref<unsigned>(*gate_.opened).store(gate_.number, std::memory_order_release);
+  return launched;
+}
+
+// A launch may return only when its kernel has run: the host would wait at a closed gate for ever.
+// So another thread opens the first gate, if it takes a second.
+Status CudaDevice::TryGate() {
+  ASSIGN_OR_RETURN(gate_.read, Function(kReadGate, "read_gate"));
+  RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool returned = false, in_time = false;
+  std::thread opener([&, number = ++gate_.number] {
+    std::unique_lock<std::mutex> lock(mutex);
+    in_time = changed.wait_for(lock, std::chrono::seconds(1), [&] { return returned; });
+    std::atomic_ref<unsigned>(*gate_.opened).store(number, std::memory_order_release);
+  });
+  const Result<bool> put = PutGate();
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    returned = true;
+  }
+  changed.notify_one();
+  opener.join();
+  RETURN_IF_ERROR(put.status());
+  gate_.usable = *put && in_time;
+  if (*put && !in_time) {
+    LogWarning("kernel launches on cuda:" + std::to_string(index_) +
+               " return only when the kernel has run (CUDA_LAUNCH_BLOCKING, or a tool that watches "
+               "kernels): optimizers copy what they write");
+  }
+  return {};
+}
+
 Result<bool> CudaDevice::CloseGate() {
   if (!gate_.mutex.try_lock()) return false;
   std::unique_lock<std::mutex> lock(gate_.mutex, std::adopt_lock);
   RETURN_IF_ERROR(MakeCurrent());
   if (pages_ == nullptr && !AllocatePinned().ok()) return false;
-  const unsigned number = gate_.number + 1;
-  const CUresult result = libraries_->driver.cuStreamWaitValue32(
-      stream_, reinterpret_cast<CUdeviceptr>(gate_.opened), number, CU_STREAM_WAIT_VALUE_GEQ);
-  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
-  if (result != CUDA_SUCCESS) return Failure("cuStreamWaitValue32", result);
-  gate_.number = number;
+  if (!gate_.usable) RETURN_IF_ERROR(TryGate());
+  if (!*gate_.usable) return false;
+  ++gate_.number;
+  ASSIGN_OR_RETURN(const bool waits, PutGate());
+  if (!waits) return false;
   gate_.owner = std::this_thread::get_id();
   lock.release();
   return true;
@@ -278,7 +331,7 @@ Status CudaDevice::WaitForHeld() const {
 }
 
 const unsigned* CudaDevice::gate() const {
-  return gate_.owner == std::this_thread::get_id() ? gate_.forbids : nullptr;
+  return gate_.owner == std::this_thread::get_id() ? gate_cell() : nullptr;
 }
 
 std::shared_ptr<Buffer> CudaDevice::HostMemory(size_t bytes) {

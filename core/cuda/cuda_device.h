@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -73,8 +74,9 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   unsigned* counters() const { return error_cell() + 1; }
 
   // Puts a wait on the stream: what this thread puts there from here on runs after OpenGate. False:
-  // another thread's gate is closed, or the device cannot wait for the host. Until OpenGate the
-  // host must neither wait for the stream nor allocate memory.
+  // another thread's gate is closed, the device cannot wait for the host, or the host waits for
+  // each kernel that it launches. Until OpenGate the host must neither wait for the stream nor
+  // allocate memory.
   Result<bool> CloseGate();
   // REQUIRES: this thread has closed it. Without `write` the kernels that look at gate() write
   // nothing, and the call waits until they have come to their ends; it does not fail. Where it
@@ -82,8 +84,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status OpenGate(bool write);
   // Waits for the stream, and tells what a kernel had met when the gate was opened to write.
   Status WaitForHeld() const;
-  // A kernel that is given this address writes nothing where it is not 0. Null: this thread has no
-  // gate.
+  // A kernel that is given this address, of device memory, writes nothing where it is not 0. Null:
+  // this thread has no gate.
   const unsigned* gate() const;
   // Pinned memory of at most kHostBytes: a copy to it does not make the host wait. Null: none is
   // free.
@@ -102,7 +104,10 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   void Free(void* data, size_t size);
   Status TakeError() const;
   Status Told(unsigned error) const;
+  unsigned* gate_cell() const { return counters() + kCounters; }
   Status AllocatePinned();
+  Status TryGate();
+  Result<bool> PutGate();
 
   const std::shared_ptr<const CudaLibraries> libraries_;
   int index_ = 0;
@@ -119,17 +124,19 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   size_t memory_limit_ = 0;
   std::function<Result<std::shared_ptr<void>>(size_t)> allocate_;  // empty: from the pool
   std::atomic<size_t> allocated_ = 0;
-  std::shared_ptr<Buffer> cells_;  // that of errors, then the counters
+  std::shared_ptr<Buffer> cells_;  // that of errors, the counters, that of the gate
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
-  // The words of the gate are in pinned memory, since the stream cannot be given anything while it
-  // waits.
+  // What the host writes is in pinned memory, since the stream cannot be given anything while it
+  // waits. Kernels read a copy in device memory: a block's read of host memory takes microseconds.
   struct Gate {
     std::mutex mutex;  // held while it is closed
     std::atomic<std::thread::id> owner;
     unsigned number = 0;         // of the gates until now
     unsigned* opened = nullptr;  // the number of the last gate that was opened
     unsigned* forbids = nullptr;
+    CUfunction read = nullptr;  // copies `forbids` to the cell of the gate
+    std::optional<bool> usable;  // none: not tried yet
     unsigned* error = nullptr;  // the cell of errors when it was opened to write
   } gate_;
   static constexpr int kHostPages = 16;

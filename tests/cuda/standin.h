@@ -35,6 +35,9 @@ void standin_set_devices(int count);
 void standin_set_capability(int capability);
 /* Bytes of memory of each device; 80 GiB after a reset. More gives CUDA_ERROR_OUT_OF_MEMORY. */
 void standin_set_memory(uint64_t bytes);
+/* With a value other than 0, a launch returns only when its kernel has run, as where
+   CUDA_LAUNCH_BLOCKING is set. 0 after a reset. */
+void standin_block_launches(int on);
 /* The version that cuDriverGetVersion tells; 13000 after a reset. */
 void standin_set_driver_version(int version);
 

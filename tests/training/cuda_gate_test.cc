@@ -75,6 +75,20 @@ TEST_F(CudaGate, AFailedStepHasWrittenNothing) {
   }
 }
 
+// A launch at a closed gate would then wait for ever.
+TEST_F(CudaGate, UpdatesAreCopiedWhereLaunchesWait) {
+  SKIP_ON_GPU();
+  const RealModel model = InTwoGroups(AdamW{.learning_rate = 2e-3});
+  const Trained wanted = TrainOn(model, Cuda(Unchecked()), 2);
+  const uint64_t before = Operations("kernel copy_all");
+  EXPECT_EQ(before, 0u);
+  Call<decltype(standin_block_launches)>("standin_block_launches")(1);
+  EXPECT_TRUE(TrainOn(model, Cuda(Unchecked()), 2) == wanted);
+  EXPECT_GT(Operations("kernel copy_all"), before);
+  Call<decltype(standin_block_launches)>("standin_block_launches")(0);
+  EXPECT_TRUE(TrainOn(model, Cuda(Unchecked()), 2) == wanted);
+}
+
 // Only one of them can have the gate; the other keeps copies.
 TEST_F(CudaGate, TwoSessionsOfOneProvider) {
   const RealModel model = InTwoGroups(AdamW{.learning_rate = 2e-3});

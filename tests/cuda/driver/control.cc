@@ -26,6 +26,7 @@ void standin_reset(uint64_t seed) {
   state.devices = 1;
   state.driver_version = 13000;
   state.capability = 90;
+  state.blocks_launches = false;
   state.memory = std::uint64_t{80} << 30;
   state.allocated = state.most_allocated = 0;
   state.streams.clear();
@@ -66,6 +67,10 @@ void standin_set_memory(uint64_t bytes) {
 void standin_set_capability(int capability) {
   const Lock lock(Driver().lock);
   Driver().capability = capability;
+}
+void standin_block_launches(int on) {
+  const Lock lock(Driver().lock);
+  Driver().blocks_launches = on != 0;
 }
 void standin_set_driver_version(int version) {
   const Lock lock(Driver().lock);

@@ -158,6 +158,7 @@ struct State {
   caesura_emulator::LaneOrder lane_order = caesura_emulator::LaneOrder::kDrawn;
   bool initialized = false;
   int devices = 1, driver_version = 13000, capability = 90;
+  bool blocks_launches = false;
   std::uint64_t memory = std::uint64_t{80} << 30, allocated = 0, most_allocated = 0;
 
   std::deque<std::vector<CUcontext>> thread_contexts;  // of all threads that there were
