@@ -147,7 +147,7 @@ Result<Session> Open(const Sizes& sizes, const caesura::ProviderList& providers)
   options.step.optimizer =
       caesura::AdamW{.learning_rate = 3e-4, .epsilon = 1e-6, .weight_decay = 0.1};
   options.step.clip_norm = 1;
-  auto precision = caesura::PrecisionByName(sizes.precision);
+  auto precision = caesura::PrecisionByName(sizes.precision == "tf32" ? "fp32" : sizes.precision);
   if (!precision.ok()) return precision.status();
   options.step.precision = *precision;
   options.providers = providers;
@@ -337,7 +337,9 @@ int Run(int count, char** arguments) {
   app.add_option("--time", sizes.time, "Tokens of a sequence")->capture_default_str();
   app.add_option("--vocabulary", sizes.vocabulary)->capture_default_str();
   app.add_option("--batch", sizes.batch)->capture_default_str();
-  app.add_option("--precision", sizes.precision, "fp32, bf16 or fp16")->capture_default_str();
+  app.add_option("--precision", sizes.precision,
+                 "fp32, tf32 (float32 with products in TF32), bf16 or fp16")
+      ->capture_default_str();
   app.add_option("--steps", steps, "Timed ones")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("--provider", provider)
       ->capture_default_str()
@@ -349,7 +351,9 @@ int Run(int count, char** arguments) {
   const caesura::ProviderList cpu = {caesura::MakeCpuProvider(caesura::RegisterTrainingKernels)};
   caesura::ProviderList providers = cpu;
   if (provider == "cuda") {
-    auto made = caesura::MakeCudaProvider();
+    caesura::CudaOptions options;
+    options.tf32 = sizes.precision == "tf32";
+    auto made = caesura::MakeCudaProvider(options);
     if (!made.ok()) {
       std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
       return 1;

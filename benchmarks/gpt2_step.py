@@ -29,7 +29,8 @@ def main() -> int:
     for name, default in (("layers", 12), ("width", 768), ("heads", 12), ("time", 1024), ("vocabulary", 50257), ("batch", 8),
                           ("steps", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="fp32: without TF32")
+    parser.add_argument("--precision", choices=("bf16", "fp32", "tf32"), default="bf16",
+                        help="fp32: without TF32")
     parser.add_argument("--compile", nargs="?", const="reduce-overhead", metavar="MODE", help="torch.compile in this mode; "
                         "none named: reduce-overhead, which has CUDA graphs")
     given = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> int:
         print("PyTorch finds no GPU")
         return 77
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = given.precision == "tf32"
     torch.set_default_device("cuda")
     shapes = models()
     net = shapes.Gpt(shapes.GptSizes(layers=given.layers, width=given.width, heads=given.heads, time=given.time,

@@ -19,7 +19,7 @@ using Preference = struct PreferenceStruct*;
 
 enum Status : int { kSuccess = 0, kNotSupported = 15 };
 enum DataType : int { kReal32F = 0, kReal64F = 1, kReal16F = 2, kReal16BF = 14 };
-enum ComputeType : int { kCompute32F = 68, kCompute64F = 70 };
+enum ComputeType : int { kCompute32F = 68, kCompute64F = 70, kCompute32FFastTf32 = 77 };
 enum Operation : int { kNone = 0, kTranspose = 1 };
 enum Epilogue : int { kDefault = 1, kBias = 4 };
 enum MatmulDescAttribute : int {

@@ -62,6 +62,7 @@ Result<std::shared_ptr<CudaDevice>> CudaDevice::Create(const CudaOptions& option
 
 Status CudaDevice::Open(const CudaOptions& options) {
   index_ = options.device_id;
+  tf32_ = options.tf32;
   const CUresult ready = libraries_->driver.cuInit(0);
   if (ready != CUDA_SUCCESS)
     return Unsupported("the CUDA provider has no device: " + Failure("cuInit", ready).message());
@@ -243,12 +244,11 @@ constexpr char kReadGate[] = R"(
 extern "C" __global__ void read_gate(const unsigned* forbids, unsigned* cell) { *cell = *forbids; }
 )";
 
-// Puts the wait for gate_.number on the stream, then the copy of `forbids` that kernels read. False:
-// the device cannot wait. Where it fails the gate is open.
+// Puts the wait for gate_.number on the stream, then the copy of `forbids` that kernels read.
+// False: the device cannot wait. Where it fails the gate is open.
 Result<bool> CudaDevice::PutGate() {
-  const CUresult result =
-      libraries_->driver.cuStreamWaitValue32(stream_, reinterpret_cast<CUdeviceptr>(gate_.opened),
-                                             gate_.number, CU_STREAM_WAIT_VALUE_GEQ);
+  const CUresult result = libraries_->driver.cuStreamWaitValue32(
+      stream_, reinterpret_cast<CUdeviceptr>(gate_.opened), gate_.number, CU_STREAM_WAIT_VALUE_GEQ);
   if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
   if (result != CUDA_SUCCESS) return Failure("cuStreamWaitValue32", result);
   const unsigned* forbids = gate_.forbids;

@@ -33,6 +33,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   // "sm_90"
   const std::string& architecture() const { return architecture_; }
   int multiprocessors() const { return multiprocessors_; }
+  bool tf32() const { return tf32_; }  // CudaOptions::tf32
   cublas_lt::Handle cublas_lt() const { return cublas_lt_; }
 
   // Each thread calls this before it calls the driver: makes the device's context current.
@@ -121,6 +122,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   mutable std::mutex cudnn_mutex_;  // the handle is one thread's at a time
   std::string architecture_;
   int multiprocessors_ = 0;
+  bool tf32_ = false;
   size_t memory_limit_ = 0;
   std::function<Result<std::shared_ptr<void>>(size_t)> allocate_;  // empty: from the pool
   std::atomic<size_t> allocated_ = 0;
@@ -135,9 +137,9 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
     unsigned number = 0;         // of the gates until now
     unsigned* opened = nullptr;  // the number of the last gate that was opened
     unsigned* forbids = nullptr;
-    CUfunction read = nullptr;  // copies `forbids` to the cell of the gate
+    CUfunction read = nullptr;   // copies `forbids` to the cell of the gate
     std::optional<bool> usable;  // none: not tried yet
-    unsigned* error = nullptr;  // the cell of errors when it was opened to write
+    unsigned* error = nullptr;   // the cell of errors when it was opened to write
   } gate_;
   static constexpr int kHostPages = 16;
   std::mutex pages_mutex_;

@@ -35,7 +35,7 @@ def start(patch: pytest.MonkeyPatch) -> StandinTorch:
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
     patch.setattr(torch.cuda, "current_device", lambda: 0)
     patch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, **paths()})
-    gpu.open_gpu.cache_clear()
+    gpu._open_gpu.cache_clear()
     return made
 
 
@@ -47,7 +47,7 @@ def stand_in():
         pytest.skip("this process has another stand-in device: run this file in a process of its own")
     with pytest.MonkeyPatch.context() as patch:
         yield start(patch)
-    gpu.open_gpu.cache_clear()
+    gpu._open_gpu.cache_clear()
 
 
 @pytest.fixture

@@ -25,6 +25,12 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
       RETURN_IF_ERROR(ReadNumber(name, value, &out.device_id));
     } else if (name == "gpu_mem_limit") {
       RETURN_IF_ERROR(ReadNumber(name, value, &out.memory_limit));
+    } else if (name == "use_tf32") {
+      if (value != "0" && value != "1") {
+        return InvalidArgument("CUDAExecutionProvider: option 'use_tf32': expected 0 or 1, got '" +
+                               value + "'");
+      }
+      out.tf32 = value == "1";
     } else if (name == "user_compute_stream") {
       uintptr_t address = 0;
       RETURN_IF_ERROR(ReadNumber(name, value, &address));
@@ -39,7 +45,7 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
       out.libraries.cudnn = value;
     } else {
       return InvalidArgument("CUDAExecutionProvider has no option '" + name +
-                             "'; it has device_id, gpu_mem_limit, user_compute_stream, "
+                             "'; it has device_id, gpu_mem_limit, use_tf32, user_compute_stream, "
                              "driver_library, nvrtc_library, cublas_lt_library and cudnn_library");
     }
   }

@@ -21,7 +21,9 @@ class CudaProvider : public ExecutionProvider, public CopiesTogether, public Wri
   Device device() const override { return device_->device(); }
   const KernelRegistry& kernels() const override { return kernels_; }
   Allocator& allocator() const override { return *device_; }
-  std::string rounding() const override { return device_->architecture(); }
+  std::string rounding() const override {
+    return device_->architecture() + (device_->tf32() ? " TF32" : "");
+  }
   Status Copy(CopyKind kind, void* to, const void* from, size_t bytes) const override {
     switch (kind) {
       case CopyKind::kToDevice: return device_->CopyToDevice(to, from, bytes);

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -120,6 +121,15 @@ std::vector<double> Pack(const void* base, const Layout& layout, bool transposed
   return packed;
 }
 
+// To the 10 bits of TF32, to nearest even.
+void RoundToTf32(std::vector<double>& values) {
+  for (double& value : values) {
+    auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~std::uint32_t{0x1fff};
+    value = std::bit_cast<float>(bits);
+  }
+}
+
 double Dot(const double* a, const double* b, std::uint64_t count) {
   double sums[4] = {0, 0, 0, 0};
   std::uint64_t i = 0;
@@ -234,10 +244,12 @@ void Compute(const Product& p) {
   };
   const double alpha = scalar(p.device_alpha, p.alpha), beta = scalar(p.device_beta, p.beta);
   for (int batch = 0; batch < p.d.batch; ++batch) {
-    const std::vector<double> a =
-        Pack(Batch(p.at_a, p.a, batch), p.a, d.transpose_a != CUBLAS_OP_N);
-    const std::vector<double> b =
-        Pack(Batch(p.at_b, p.b, batch), p.b, d.transpose_b == CUBLAS_OP_N);
+    std::vector<double> a = Pack(Batch(p.at_a, p.a, batch), p.a, d.transpose_a != CUBLAS_OP_N);
+    std::vector<double> b = Pack(Batch(p.at_b, p.b, batch), p.b, d.transpose_b == CUBLAS_OP_N);
+    if (d.compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+      RoundToTf32(a);
+      RoundToTf32(b);
+    }
     const void* c = Batch(p.at_c, p.c, batch);
     void* out = const_cast<void*>(Batch(p.at_d, p.d, batch));
     char* bias = static_cast<char*>(d.bias) +

@@ -221,14 +221,14 @@ def test_a_call_is_done_on_the_host_where_the_provider_fails(cuda):  # noqa: F81
 def test_without_cuda_all_calls_are_pytorchs(cuda, monkeypatch):  # noqa: F811
     from caesura.runtime import gpu
 
-    gpu.open_gpu.cache_clear()
+    gpu._open_gpu.cache_clear()
     monkeypatch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, "driver_library": "libnone.so"})
     module = torch.nn.Linear(4, 5).to(DEVICE)
     x = torch.ones(2, 4, device=DEVICE)
     with pytest.warns(caesura.FallbackWarning, match="all calls on cuda:0.*libnone.so"):
         given = caesura.wrap(module)(x)
     torch.testing.assert_close(given.cpu(), module(x).cpu())
-    gpu.open_gpu.cache_clear()
+    gpu._open_gpu.cache_clear()
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])

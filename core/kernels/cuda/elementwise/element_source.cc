@@ -44,7 +44,7 @@ struct Row {
 };
 
 std::string Sigmoid(const Scribe& s, const std::string& x) {
-  return "(" + s.number(1) + " / (" + s.number(1) + " + " + s.call("exp", "-(" + x + ")") + "))";
+  return "Inverse(" + s.number(1) + " + " + s.call("exp", "-(" + x + ")") + ")";
 }
 
 std::string Softplus(const Scribe& s, const std::string& x) {

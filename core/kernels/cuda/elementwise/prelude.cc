@@ -6,12 +6,17 @@ namespace caesura {
 namespace {
 
 // NVRTC has no standard library: bfloat16 and float16 are structs of bits, rounded to nearest even.
+// GPUs from sm_80 on have instructions for that; older ones, and the emulator of the tests, compute
+// with integers.
 constexpr char kPrelude[] = R"(
 typedef long long i64;
 typedef unsigned long long u64;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 #define INFINITE __int_as_float(0x7f800000)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
+#define HALVES_BY_SOFTWARE
+#endif
 
 __device__ inline float Load(const float* p) { return *p; }
 __device__ inline double Load(const double* p) { return *p; }
@@ -25,6 +30,7 @@ __device__ inline unsigned Load(const unsigned* p) { return *p; }
 __device__ inline i64 Load(const i64* p) { return *p; }
 __device__ inline u64 Load(const u64* p) { return *p; }
 __device__ inline float Load(const bf16* p) { return __uint_as_float((unsigned)p->bits << 16); }
+#ifdef HALVES_BY_SOFTWARE
 __device__ inline float Load(const f16* p) {
   const unsigned h = p->bits, sign = (h & 0x8000u) << 16, rest = h & 0x7fffu;
   if (rest >= 0x7c00u) return __uint_as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
@@ -32,7 +38,16 @@ __device__ inline float Load(const f16* p) {
   return __uint_as_float(sign | __float_as_uint(v));
 }
 
+#else
+__device__ inline float Load(const f16* p) {
+  float v;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(p->bits));
+  return v;
+}
+#endif
+
 template <typename T, typename V> __device__ inline void Store(T* p, V v) { *p = (T)v; }
+#ifdef HALVES_BY_SOFTWARE
 __device__ inline void Store(bf16* p, float v) {
   const unsigned u = __float_as_uint(v);
   p->bits = v != v ? 0x7fc0 : (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
@@ -47,6 +62,19 @@ __device__ inline void Store(f16* p, float v) {
   else bits = (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
   p->bits = (unsigned short)(sign | bits);
 }
+#else
+__device__ inline void Store(bf16* p, float v) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"(v));
+}
+__device__ inline void Store(f16* p, float v) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(v));
+}
+#endif
+
+// 1 / v without the branch of an exact division: in float32 to within 2 in the last place, and 0
+// from 2^126 on.
+__device__ inline float Inverse(float v) { return __fdividef(1.0f, v); }
+__device__ inline double Inverse(double v) { return 1.0 / v; }
 
 template <typename H> __device__ inline float Rounded(float v) {
   H h;

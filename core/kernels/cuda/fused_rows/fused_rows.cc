@@ -142,7 +142,7 @@ class CudaRows {
     RowScribe scribe;
     std::string parameters, sums, stores;
     std::string parts, of_group, of_all;  // of a column, in each of the three stages of sums
-    std::vector<std::vector<int64_t>> strides;
+    std::vector<std::vector<int64_t>> strides;  // tensors with the same ones share an offset
   };
 
   // The numbers of columns, which Concat may add to, and of threads.
@@ -177,8 +177,10 @@ class CudaRows {
 };
 
 std::string CudaRows::RowOf(Source& source, const std::string& name, const Shape& shape) const {
-  source.strides.push_back(RowStrides(row_dims_, shape));
-  return name + " + offset" + std::to_string(source.strides.size() - 1);
+  const std::vector<int64_t> strides = RowStrides(row_dims_, shape);
+  auto same = std::find(source.strides.begin(), source.strides.end(), strides);
+  if (same == source.strides.end()) same = source.strides.insert(same, strides);
+  return name + " + offset" + std::to_string(same - source.strides.begin());
 }
 
 Status CudaRows::AddInputs(Source& source) {

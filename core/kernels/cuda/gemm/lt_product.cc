@@ -103,8 +103,11 @@ Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& devic
     if (status == lt::kSuccess) status = answer;
   };
   const bool doubles = spec.dtype == DType::kFloat64;
-  check(calls.MatmulDescCreate(&descriptors->product, doubles ? lt::kCompute64F : lt::kCompute32F,
-                               doubles ? lt::kReal64F : lt::kReal32F));
+  const bool tf32 = device->tf32() && spec.dtype == DType::kFloat32;
+  check(calls.MatmulDescCreate(
+      &descriptors->product,
+      doubles ? lt::kCompute64F : tf32 ? lt::kCompute32FFastTf32 : lt::kCompute32F,
+      doubles ? lt::kReal64F : lt::kReal32F));
   auto describe = [&](lt::MatmulDescAttribute attribute, auto value) {
     check(calls.MatmulDescSetAttribute(descriptors->product, attribute, &value, sizeof value));
   };

@@ -71,6 +71,24 @@ TEST_F(CudaProducts, LargeExtentsThatAreNoMultiplesOfEight) {
   }
 }
 
+// 1 + 2^-12 needs 12 bits after the point, of which TF32 keeps 10.
+TEST_F(CudaProducts, RoundToTf32OnlyWhereAskedTo) {
+  const Values feeds = {Tensor::Of<float>(Shape{64, 64}, std::vector<float>(4096, 1 + 0x1p-12f)),
+                        Tensor::Of<float>(Shape{64, 64}, std::vector<float>(4096, 1))};
+  for (const bool tf32 : {false, true}) {
+    CudaOptions options = Options();
+    options.tf32 = tf32;
+    const auto plan =
+        PlanOf(GraphOf("(float[64, 64] x, float[64, 64] w) => (y) { y = MatMul (x, w) }"), feeds,
+               {}, {Provider(options), MakeCpuProvider()});
+    ASSERT_NE(plan, nullptr);
+    ExecutionState state(plan);
+    Result<Values> got = Finish(state, feeds);
+    ASSERT_TRUE(got.ok()) << got.status().ToString();
+    EXPECT_EQ((*got)[0].tensor().data<float>()[0], tf32 ? 64 : 64 * (1 + 0x1p-12f));
+  }
+}
+
 TEST_F(CudaProducts, RowsOfABatchAreRowsOfOneProduct) {
   std::mt19937 random(6);
   Values feeds = {Random(DType::kFloat32, Shape{3, 5, 7, 8}, random),

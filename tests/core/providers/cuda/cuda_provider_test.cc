@@ -42,12 +42,18 @@ TEST(CudaLibraries, AMissingOneIsNamed) {
 }
 
 TEST(CudaOptions, AreReadByName) {
-  const auto read = ParseCudaOptions(
-      {{"device_id", "1"}, {"gpu_mem_limit", "4096"}, {"user_compute_stream", "64"}});
+  const auto read = ParseCudaOptions({{"device_id", "1"},
+                                      {"gpu_mem_limit", "4096"},
+                                      {"user_compute_stream", "64"},
+                                      {"use_tf32", "1"}});
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   EXPECT_EQ(read->device_id, 1);
   EXPECT_EQ(read->memory_limit, 4096u);
   EXPECT_EQ(read->stream, reinterpret_cast<void*>(64));
+  EXPECT_TRUE(read->tf32);
+  EXPECT_FALSE(ParseCudaOptions({{"use_tf32", "0"}})->tf32);
+  EXPECT_THAT(ParseCudaOptions({{"use_tf32", "yes"}}).status().message(),
+              HasSubstr("option 'use_tf32': expected 0 or 1, got 'yes'"));
   EXPECT_THAT(ParseCudaOptions({{"device", "0"}}).status().message(),
               HasSubstr("has no option 'device'; it has device_id"));
   EXPECT_THAT(ParseCudaOptions({{"device_id", "first"}}).status().message(),

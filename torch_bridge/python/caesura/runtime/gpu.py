@@ -14,12 +14,20 @@ CPU = torch.device("cpu")
 _LEGACY_STREAM = 1
 
 
-@functools.cache
 def open_gpu(device: torch.device) -> tuple[Optional[_core.Gpu], str]:
-    """The device's provider, opened at the first call and kept; or None, and why our kernels do not run there."""
+    """The device's provider, opened at the first call and kept; or None, and why our kernels do not run there.
+
+    Its products of float32 use TF32 where PyTorch's do, by its setting at this call.
+    """
+    return _open_gpu(device, torch.backends.cuda.matmul.allow_tf32)
+
+
+@functools.cache
+def _open_gpu(device: torch.device, tf32: bool) -> tuple[Optional[_core.Gpu], str]:
     if device.type != "cuda" or torch.version.hip is not None:
         return None, "caesura's kernels are the CPU's and those of NVIDIA's GPUs"
-    options = {"device_id": str(device.index or 0), "user_compute_stream": str(_LEGACY_STREAM)}
+    options = {"device_id": str(device.index or 0), "user_compute_stream": str(_LEGACY_STREAM),
+               "use_tf32": str(int(tf32))}
     try:
         if not torch_kernels.load():  # which shares PyTorch's memory
             return None, "caesura was built without PyTorch"
