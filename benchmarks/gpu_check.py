@@ -39,7 +39,7 @@ STANDINS = {"cuda": "libcuda.so.1", "nvrtc": "libnvrtc.so.13", "cublaslt": "libc
 
 KERNELS = ("CudaProvider.*:CudaElementwise.*:CudaUpdate.*:CudaRowSums.*:CudaCastAll.*:CudaProducts.*:CudaLoss.*:CudaGather.*:"
            "CudaReduction.*:CudaAttention.*:CudaConv.*:CudaPool.*:CudaBatchNorm.*:CudaGradientSweep.*:NcclOnOneGpu.*:CudaNodeTests.*")
-MODELS = "CudaTraining.*-*StepsStopAnywhere:*Checkpoints*"
+MODELS = "CudaTraining.*:CudaGate.*-*StepsStopAnywhere:*Checkpoints*"
 RESUMED = "CudaTraining.StepsStopAnywhere:CudaTraining.Checkpoints*:CudaSplitModule.*"
 # Sizes of GPT-2 with two layers, which the CPU computes in seconds.
 TWO_LAYERS = ["--layers", "2", "--batch", "1", "--check"]
