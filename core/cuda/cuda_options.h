@@ -29,10 +29,10 @@ struct CudaLibraryNames {
 // them.
 struct CudaOptions {
   int device_id = 0;
-  // Bytes that the provider's allocations may take together; 0: all that the device has.
-  size_t memory_limit = 0;
   // Products of float32 may round their factors to TF32's 10 bits, for tensor cores.
   bool tf32 = false;
+  // Bytes that the provider's allocations may take together; 0: all that the device has.
+  size_t memory_limit = 0;
   // The caller's stream (a CUstream or cudaStream_t), which must outlive the provider; null: a
   // stream of the provider's own.
   void* stream = nullptr;
