@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of a ModelProto before anything in it is used; also onnx's own checker.
+#include <climits>
 #include <map>
 #include <new>
 #include <set>
@@ -322,12 +323,14 @@ class ModelProtoCheck {
   void CheckCounts(const onnx::NodeProto& node) {
     const OpSchemaSpec* spec = FindOpSchemaSpec(node.op_type(), FoldDomain(node.domain()));
     if (spec == nullptr) return;
-    auto outside = [](int count, int low, int high) { return count < low || count > high; };
-    if (outside(node.input_size(), spec->min_inputs, spec->max_inputs) ||
-        outside(node.output_size(), spec->min_outputs, spec->max_outputs)) {
-      attributes_.Add(Label(node) + " has " + std::to_string(node.input_size()) + " inputs and " +
-                      std::to_string(node.output_size()) + " outputs");
-    }
+    auto check = [&](int count, int low, int high, const char* what) {
+      if (low <= count && count <= high) return;
+      attributes_.Add(Label(node) + " has " + std::to_string(count) + " " + what +
+                      ", the op takes " + std::to_string(low) + " to " +
+                      (high == INT_MAX ? "any number" : std::to_string(high)));
+    };
+    check(node.input_size(), spec->min_inputs, spec->max_inputs, "inputs");
+    check(node.output_size(), spec->min_outputs, spec->max_outputs, "outputs");
   }
 
   Status CheckFunctions() {

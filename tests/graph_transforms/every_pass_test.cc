@@ -223,9 +223,10 @@ std::vector<PassCase> PassCases() {
        "{ v = ai.caesura.SumTo (x, s) y = Cast <to = 1> (v) }",
        1e-2f},
       {"GradientsOfHalves", MakeLossCastPass(),
-       "(float[3,4] log_prob, float d) => (bfloat16[3,4] y) <int64[3] labels = {2, 0, 1}> "
-       "{ g = ai.caesura.SoftmaxCrossEntropyLossGrad (d, log_prob, labels) y = Cast <to = 16> (g) "
-       "}"},
+       "(float[3,4] scores, float[3] lse, float d) => (bfloat16[3,4] y) "
+       "<int64[3] labels = {2, 0, 1}> "
+       "{ g = ai.caesura.SoftmaxCrossEntropyLossGrad (d, scores, labels, , lse) "
+       "y = Cast <to = 16> (g) }"},
       {"CastsOfMany", MakeCastGroupingPass({"w", "v"}),
        "(float[4,3] w, float[3] v) => (float16[4,3] y, float16[3] z) "
        "{ y = Cast <to = 10> (w) z = Cast <to = 10> (v) }"},

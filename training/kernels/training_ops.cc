@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/status_macros.h"
@@ -168,21 +170,46 @@ Status InferTopK(Graph& graph, Node* node) {
   return {};
 }
 
+// Leaves an output as it is where its shape is known.
+void SetOutputType(const Node& node, int output, DType dtype,
+                   std::optional<std::vector<Dim>> shape) {
+  Value* value = node.output(output);
+  if (value == nullptr || (value->type().is_tensor() && value->type().shape)) return;
+  ValueType type = ValueType::Tensor(dtype);
+  type.shape = std::move(shape);
+  value->set_type(std::move(type));
+}
+
+// The dtype in which elements of `dtype` are summed.
+DType SumDType(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
+Status InferCrossEntropy(Graph&, Node* node) {
+  const Value *scores = node->input(0), *labels = node->input(1);
+  if (scores == nullptr || labels == nullptr || !scores->type().is_tensor()) return {};
+  const bool each = node->Attr<std::string>("reduction", "mean") == "none";
+  SetOutputType(*node, 0, scores->dtype(), each ? labels->type().shape : std::vector<Dim>());
+  SetOutputType(*node, 1, scores->dtype(), scores->type().shape);
+  SetOutputType(*node, 2, SumDType(scores->dtype()), labels->type().shape);
+  return {};
+}
+
+OpSchemaSpec CrossEntropyTraining() {
+  OpSchemaSpec spec = Spec("SoftmaxCrossEntropyLossTraining", 2, 3, 3, {});
+  spec.infer = InferCrossEntropy;
+  return spec;
+}
+
 // The scores' shape, of the attribute's dtype.
 Status InferCrossEntropyGrad(Graph&, Node* node) {
-  const Value* log_prob = node->input(1);
-  Value* y = node->output(0);
-  if (log_prob == nullptr || !log_prob->type().is_tensor() || y == nullptr) return {};
-  if (y->type().is_tensor() && y->type().shape) return {};
-  ValueType type = log_prob->type();
-  type.dtype =
-      static_cast<DType>(node->Attr<int64_t>("dtype", static_cast<int64_t>(log_prob->dtype())));
-  y->set_type(std::move(type));
+  const Value* scores = node->input(1);
+  if (scores == nullptr || !scores->type().is_tensor()) return {};
+  const auto dtype = node->Attr<int64_t>("dtype", static_cast<int64_t>(scores->dtype()));
+  SetOutputType(*node, 0, static_cast<DType>(dtype), scores->type().shape);
   return {};
 }
 
 OpSchemaSpec CrossEntropyGrad() {
-  OpSchemaSpec spec = Spec("SoftmaxCrossEntropyLossGrad", 3, 4, 1, {});
+  OpSchemaSpec spec = Spec("SoftmaxCrossEntropyLossGrad", 5, 5, 1, {});
   spec.infer = InferCrossEntropyGrad;
   return spec;
 }
@@ -270,14 +297,6 @@ std::vector<OpSchemaSpec> Movement() {
 Status InferAttention(Graph& graph, Node* node) {
   const Value *q = node->input(0), *v = node->input(2);
   if (q == nullptr || v == nullptr || !q->type().is_tensor()) return {};
-  const DType sums = q->dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  const auto set = [node](int output, DType dtype, std::optional<std::vector<Dim>> shape) {
-    Value* value = node->output(output);
-    if (value == nullptr || (value->type().is_tensor() && value->type().shape)) return;
-    ValueType type = ValueType::Tensor(dtype);
-    type.shape = std::move(shape);
-    value->set_type(std::move(type));
-  };
   const auto &qs = q->type().shape, &vs = v->type().shape;
   std::optional<std::vector<Dim>> y, lse;
   if (qs && vs && qs->size() == 4 && vs->size() == 4) {
@@ -290,8 +309,8 @@ Status InferAttention(Graph& graph, Node* node) {
     y = {{(*qs)[0], (*qs)[1], known ? Dim{(*vs)[2].value / kv_heads * heads, ""} : Dim{}}};
     lse = {{(*qs)[0], Dim{heads > 0 ? heads : -1, ""}, (*qs)[1]}};
   }
-  set(0, q->dtype(), std::move(y));
-  set(4, sums, std::move(lse));
+  SetOutputType(*node, 0, q->dtype(), std::move(y));
+  SetOutputType(*node, 4, SumDType(q->dtype()), std::move(lse));
   return SameDType(graph, node);
 }
 
@@ -334,6 +353,7 @@ std::vector<OpSchemaSpec> Layers() {
       Spec("RMSNormalizationGrad", 3, 3, 2, {1, 2}),
       Spec("InstanceNormalizationGrad", 3, 3, 3, {1, 2, 2}),
       Spec("GroupNormalizationGrad", 3, 3, 3, {1, 2, 2}),
+      CrossEntropyTraining(),
       CrossEntropyGrad(),
       Sized<3>("NegativeLogLikelihoodLossGrad", 4, 4),
       CtcLoss(),

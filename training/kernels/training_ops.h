@@ -51,9 +51,12 @@
 // InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB                attribute epsilon
 // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB                   attributes epsilon,
 //     num_groups
-// SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?) -> dScores  attributes reduction,
-//     ignore_index, dtype (of dScores: float16 or bfloat16 where log_prob is float32); log_prob is
-//     the optional second output of the forward op
+// SoftmaxCrossEntropyLossTraining (scores, labels, weights?) -> loss, log_prob, lse    ONNX's
+//     SoftmaxCrossEntropyLoss; lse, of the labels' shape, is the logarithm of each sample's sum of
+//     e^score; float32 (float64 for float64)
+// SoftmaxCrossEntropyLossGrad (dLoss, scores, labels, weights?, lse) -> dScores  attributes
+//     reduction, ignore_index, dtype (of dScores: float16 or bfloat16 where scores are float32);
+//     lse as SoftmaxCrossEntropyLossTraining gave it
 // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput
 //     attributes likewise
 // CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one behind the

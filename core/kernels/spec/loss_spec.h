@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/status_macros.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_context.h"
 
@@ -70,6 +71,40 @@ inline Result<LossSpec> MakeLossSpec(const KernelInfo& info, const Shape& scores
   spec.has_ignore = info.node().HasAttribute("ignore_index");
   spec.ignore = info.Attr<int64_t>("ignore_index", 0);
   return spec;
+}
+
+// The dtype of the sum of exponentials of a sample's scores.
+inline DType LogSumDType(DType scores) {
+  return scores == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// Checks the gradient of the loss, input 0 of the ops that take it back.
+inline Status CheckLossGradient(const KernelInfo& info, const LossSpec& spec) {
+  const Shape expected =
+      spec.reduction == LossReduction::kNone ? info.InputShape(spec.label_input) : Shape{};
+  if (info.InputShape(0) == expected) return {};
+  return info.Invalid("dLoss of shape " + expected.ToString() + " expected, got " +
+                      info.InputShape(0).ToString());
+}
+
+// Checks the inputs of SoftmaxCrossEntropyLossGrad (dLoss, scores, labels, weights?, lse), and
+// gives the dtype that it writes.
+inline Result<DType> CheckScoreGradient(const KernelInfo& info, const LossSpec& spec) {
+  RETURN_IF_ERROR(CheckLossGradient(info, spec));
+  const DType dtype = info.InputDType(1), sums = LogSumDType(dtype);
+  if (info.InputDType(0) != dtype) return info.Invalid("dLoss and scores of one dtype expected");
+  const Shape& samples = info.InputShape(spec.label_input);
+  if (!info.IsTensor(4) || info.InputDType(4) != sums || info.InputShape(4) != samples) {
+    return info.Invalid(
+        std::string("lse: expected ") + DTypeName(sums) + samples.ToString() + ", got " +
+        (info.IsTensor(4) ? DTypeName(info.InputDType(4)) + info.InputShape(4).ToString()
+                          : "nothing"));
+  }
+  const auto written = static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  const bool is_half = written == DType::kFloat16 || written == DType::kBFloat16;
+  if (written != dtype && !(dtype == DType::kFloat32 && is_half))
+    return info.Invalid("dtype: expected float16 or bfloat16 for float32 scores");
+  return written;
 }
 
 // Labels and weights of one call, with labels checked.

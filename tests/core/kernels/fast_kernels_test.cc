@@ -20,6 +20,7 @@ using Ints = std::vector<int64_t>;
 struct Input {
   Shape shape;
   int64_t classes = 0;
+  bool is_sum = false;  // of elements: float32 where these are halves
 };
 
 struct FastCase {
@@ -123,10 +124,22 @@ std::vector<FastCase> FastCases() {
        5,
        own},
       {"SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLoss", {{{40, 30}}, {{40}, 30}}, {}, 2},
+      {"SoftmaxCrossEntropyLossTraining",
+       "SoftmaxCrossEntropyLossTraining",
+       {{{3, 30, 37}}, {{3, 37}, 30}, {{30}}},
+       {{"reduction", std::string("none")}},
+       3,
+       own},
       {"SoftmaxCrossEntropyLossGrad",
        "SoftmaxCrossEntropyLossGrad",
-       {{{}}, {{40, 30}}, {{40}, 30}},
+       {{{}}, {{40, 30}}, {{40}, 30}, {{30}}, {{40}, 0, true}},
        {},
+       1,
+       own},
+      {"SoftmaxCrossEntropyLossGradOfImages",
+       "SoftmaxCrossEntropyLossGrad",
+       {{{3, 37}}, {{3, 30, 37}}, {{3, 37}, 30}, {{30}}, {{3, 37}, 0, true}},
+       {{"reduction", std::string("none")}, {"ignore_index", int64_t{7}}},
        1,
        own},
       {"Attention",
@@ -167,7 +180,10 @@ std::vector<RuntimeValue> MakeInputs(const FastCase& c, DType dtype) {
   std::mt19937 random(7);
   std::vector<RuntimeValue> out;
   for (const Input& input : c.inputs) {
-    Tensor tensor = Tensor::Zeros(input.classes > 0 ? DType::kInt64 : dtype, input.shape);
+    const DType of = input.classes > 0                          ? DType::kInt64
+                     : input.is_sum && dtype != DType::kFloat64 ? DType::kFloat32
+                                                                : dtype;
+    Tensor tensor = Tensor::Zeros(of, input.shape);
     for (int64_t i = 0; i < tensor.elements(); ++i) {
       if (input.classes > 0) {
         tensor.data<int64_t>()[i] =
@@ -176,7 +192,7 @@ std::vector<RuntimeValue> MakeInputs(const FastCase& c, DType dtype) {
       }
       // Numbers that bfloat16 holds exactly, so that only the arithmetic differs.
       const float value = static_cast<float>(static_cast<int>(random() % 127) - 63) / 64;
-      DispatchFloat(dtype, [&](auto tag) {
+      DispatchFloat(of, [&](auto tag) {
         using T = typename decltype(tag)::type;
         tensor.data<T>()[i] = T(value);
       });

@@ -184,6 +184,36 @@ TEST_F(GradientBuilder, InputsWithoutARuleAreRefusedOnlyWhereNeeded) {
   EXPECT_THAT(Differentiate({"w"}).status().message(), HasSubstr("no gradient for its input 2"));
 }
 
+// Nobody writes log-probabilities that nobody reads.
+TEST_F(GradientBuilder, CrossEntropyKeepsOneSumPerSample) {
+  Load("(float16[3,4] x, int64[3] l) => (float16 y)", "y = SoftmaxCrossEntropyLoss(x, l)");
+  const GradientGraph gradient = Differentiate({"x"}).value();
+  const Node* node = gradient.dxs[0]->producer();
+  ASSERT_EQ(node->op_type(), "SoftmaxCrossEntropyLossGrad");
+  EXPECT_EQ(node->input(1), V("x"));
+  EXPECT_EQ(node->input(4)->type().ToString(), "float32[3]");
+  const Node* forward = V("y")->producer();
+  EXPECT_TRUE(forward->Is("SoftmaxCrossEntropyLossTraining", kTrainingDomain));
+  EXPECT_EQ(forward->output(1), nullptr);
+  EXPECT_EQ(forward->output(2), node->input(4));
+  EXPECT_EQ(graph_->nodes()[0].get(), forward);  // in the place of the other
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+  const GradientGraph again = Differentiate({"x"}).value();
+  EXPECT_EQ(again.dxs[0]->producer()->input(4), node->input(4));
+}
+
+TEST_F(GradientBuilder, LogProbabilitiesThatAreReadStay) {
+  Load("(float[3,4] x, int64[3] l) => (float y, float[3,4] p)",
+       "y, p = SoftmaxCrossEntropyLoss(x, l)");
+  EXPECT_THAT(OpTypes(Differentiate({"x"}).value().nodes),
+              ElementsAre("Expand", "LogSoftmaxGrad", "SoftmaxCrossEntropyLossGrad", "Add"));
+  EXPECT_EQ(V("p")->producer(), V("y")->producer());
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+  Load("(float[3,4] x, int64[3] l) => (float[3,4] p)", "y, p = SoftmaxCrossEntropyLoss(x, l)");
+  EXPECT_THAT(OpTypes(Differentiate({"x"}).value().nodes), ElementsAre("Expand", "LogSoftmaxGrad"));
+  EXPECT_TRUE(V("p")->producer()->Is("SoftmaxCrossEntropyLoss"));
+}
+
 TEST_F(GradientBuilder, UnreachableInputs) {
   Load("(float[2] x, float[N] z, float[3] i) => (float[2] y)",
        "y = Sin(x) unused = Exp(z) f = Floor(i)");

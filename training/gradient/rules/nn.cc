@@ -61,16 +61,19 @@ void GlobalLpPoolRule(GradientContext& g) {
 }
 
 // loss = -sum over rows of w log p[label] (/ sum of w);  dscores = dloss (p - one-hot) w (/ sum of
-// w)
+// w), with p = e^(scores - lse)
 void SoftmaxCrossEntropyLossRule(GradientContext& g) {
-  const Expr log_p = g.EnsureOutput(1, g.input(0).value()->type()), labels = g.input(1);
-  const AttributeMap attributes = g.Attributes({"reduction", "ignore_index"});
-  if (g.dY(0)) {
-    g.SetInputGradient(0, TrainingOp("SoftmaxCrossEntropyLossGrad",
-                                     {g.dY(0), log_p, labels, g.input(2)}, attributes));
+  const Expr d_loss = g.dY(0), scores = g.input(0), labels = g.input(1);
+  if (g.dY(1)) {
+    g.SetInputGradient(
+        0, TrainingOp("LogSoftmaxGrad", {g.dY(1), g.output(1)}, {{"axis", int64_t{1}}}));
   }
-  if (g.dY(1))
-    g.SetInputGradient(0, TrainingOp("LogSoftmaxGrad", {g.dY(1), log_p}, {{"axis", int64_t{1}}}));
+  if (!d_loss) return;
+  ValueType type = labels.value()->type();
+  type.dtype = scores.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const Expr lse = g.TrainingOutput("SoftmaxCrossEntropyLossTraining", 2, std::move(type));
+  g.SetInputGradients("SoftmaxCrossEntropyLossGrad", {d_loss, scores, labels, g.input(2), lse}, {0},
+                      g.Attributes({"reduction", "ignore_index"}));
 }
 
 // loss = -sum over rows of w X[label] (/ sum of w);  dX = -dloss w at the label (/ sum of w)
@@ -135,6 +138,12 @@ std::vector<GradientRule> NnRules() {
        .function = SoftmaxCrossEntropyLossRule,
        .stops = {1},
        .refuses = {2}},
+      {.op_type = "SoftmaxCrossEntropyLossTraining",
+       .function = SoftmaxCrossEntropyLossRule,
+       .domain = kTrainingDomain,
+       .stops = {1},
+       .refuses = {2},
+       .outputs = 2},
   };
 }
 

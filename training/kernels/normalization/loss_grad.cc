@@ -3,11 +3,13 @@
 // NegativeLogLikelihoodLossGrad: dInput = -g * weight[label] * one_hot(label), where g is dLoss,
 // divided by the sum of weights for a mean.
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/gemm/dnnl_ops.h"
+#include "core/kernels/cpu/simd/best_isa.h"
+#include "core/kernels/cpu/simd/float_math.h"
 #include "core/kernels/cpu/simd/parallel.h"
+#include "core/kernels/cpu/simd/row_math.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/spec/loss_spec.h"
 #include "training/kernels/normalization/kernel_list.h"
@@ -15,14 +17,6 @@
 
 namespace caesura {
 namespace {
-
-Status CheckLossGradient(const KernelInfo& info, const LossSpec& spec, int label_input) {
-  const Shape expected =
-      spec.reduction == LossReduction::kNone ? info.InputShape(label_input) : Shape{};
-  if (info.InputShape(0) == expected) return {};
-  return info.Invalid("dLoss of shape " + expected.ToString() + " expected, got " +
-                      info.InputShape(0).ToString());
-}
 
 // The factor of the gradient of sample i, for unit weight.
 template <typename T>
@@ -43,34 +37,52 @@ class SampleGradient {
   Accumulator<T> divisor_ = 1;
 };
 
-// dx holds the softmax where `has_softmax`; otherwise it is worked out from log_prob.
+// dx may lie where the scores do.
 template <typename T>
-Status ScoreGradient(const LossSpec& s, int threads, KernelContext& context, bool has_softmax,
-                     T* dx) {
+Status ScoreGradient(const LossSpec& s, int threads, KernelContext& context, T* dx) {
   using Acc = Accumulator<T>;
   const LossTargets<T> targets(s, context);
   RETURN_IF_ERROR(targets.Check());
   const SampleGradient<T> gradient(s, targets, context.Input<T>(0));
-  const T* log_prob = context.Input<T>(1);
+  const T* scores = context.Input<T>(1);
+  const Acc* lse = context.Input<Acc>(4);
+  const int64_t step = s.positions;
+  // As many samples at once as lie side by side.
+  auto rows = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last;) {
+      const int64_t count = std::min({kLanes, last - i, step - i % step}), at = s.ScoreAt(i, 0);
+      const T* x = scores + at;
+      T* to = dx + at;
+      Acc g[kLanes] = {}, shift[kLanes] = {};
+      for (int64_t k = 0; k < count; ++k) {
+        shift[k] = lse[i + k];
+        const int64_t label = targets.Label(i + k);
+        if (!targets.IsIgnored(label)) g[k] = gradient(i + k) * targets.Weight(label);
+      }
+      if (step == 1) {
+        const Acc row_g = g[0], row_shift = shift[0];
+#pragma omp simd
+        for (int64_t c = 0; c < s.classes; ++c) to[c] = T(math::Exp(Acc(x[c]) - row_shift) * row_g);
+      } else {
+        for (int64_t c = 0; c < s.classes; ++c) {
+#pragma omp simd
+          for (int64_t k = 0; k < count; ++k)
+            to[c * step + k] = T(math::Exp(Acc(x[c * step + k]) - shift[k]) * g[k]);
+        }
+      }
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t label = targets.Label(i + k);
+        if (targets.IsIgnored(label)) {
+          for (int64_t c = 0; c < s.classes; ++c) to[c * step + k] = T(0.0f);
+        } else {
+          to[label * step + k] = T(Acc(to[label * step + k]) - g[k]);
+        }
+      }
+      i += count;
+    }
+  };
   ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1),
-              [&](int64_t first, int64_t last) {
-                for (int64_t i = first; i < last; ++i) {
-                  const int64_t at = s.ScoreAt(i, 0), step = s.positions, label = targets.Label(i);
-                  if (targets.IsIgnored(label)) {
-                    for (int64_t c = 0; c < s.classes; ++c) dx[at + c * step] = T(0.0f);
-                    continue;
-                  }
-                  const Acc g = gradient(i) * targets.Weight(label);
-                  if (has_softmax) {
-                    for (int64_t c = 0; c < s.classes; ++c)
-                      dx[at + c * step] = T(Acc(dx[at + c * step]) * g);
-                  } else {
-                    for (int64_t c = 0; c < s.classes; ++c)
-                      dx[at + c * step] = T(std::exp(Acc(log_prob[at + c * step])) * g);
-                  }
-                  dx[at + label * step] = T(Acc(dx[at + label * step]) - g);
-                }
-              });
+              [&](int64_t first, int64_t last) { OnBestIsa([&] { rows(first, last); }); });
   return {};
 }
 
@@ -78,35 +90,21 @@ Status CreateCrossEntropyGrad(KernelInfo& info) {
   const DType dtype = info.InputDType(1);
   const Shape& scores = info.InputShape(1);
   ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, scores, 2, 3));
-  RETURN_IF_ERROR(CheckLossGradient(info, spec, 2));
-  if (info.InputDType(0) != dtype) return info.Invalid("dLoss and log_prob of one dtype expected");
-  const auto out_dtype =
-      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
-  const bool narrows =
-      dtype == DType::kFloat32 && (out_dtype == DType::kFloat16 || out_dtype == DType::kBFloat16);
-  if (out_dtype != dtype && !narrows)
-    return info.Invalid("dtype: expected float16 or bfloat16 for float32 log-probabilities");
-  info.SetOutput(0, out_dtype, scores);
+  ASSIGN_OR_RETURN(const DType written, CheckScoreGradient(info, spec));
+  info.SetOutput(0, written, scores);
   const int64_t count = scores.elements();
+  const bool narrows = written != dtype;
   // A narrow gradient is computed as a wide one, and then rounded: the bits of a cast after it.
   const size_t wide = info.BookScratch(narrows ? static_cast<size_t>(count) * sizeof(float) : 0);
-  DnnlCall exp;
-  if (dtype == DType::kFloat32 && count >= 64) {
-    Result<DnnlCall> made =
-        MakeDnnlExp(info, DnnlThreads(info.threads(), 4 * count), {dtype, {count}, {}});
-    if (!made.ok() && made.status().code() != StatusCode::kDeclined) return made.status();
-    if (made.ok()) exp = *std::move(made);
-  }
   const int threads = info.threads();
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([=](KernelContext& context) -> Status {
       T* dx = narrows ? context.Scratch<T>(wide) : context.Output<T>(0);
-      if (exp.defined()) RETURN_IF_ERROR(exp.Run(context, {context.Input<T>(1), dx}));
-      RETURN_IF_ERROR(ScoreGradient<T>(spec, threads, context, exp.defined(), dx));
+      RETURN_IF_ERROR(ScoreGradient<T>(spec, threads, context, dx));
       if constexpr (std::is_same_v<T, float>) {
-        if (out_dtype == DType::kFloat16) std::copy_n(dx, count, context.Output<Float16>(0));
-        if (out_dtype == DType::kBFloat16) std::copy_n(dx, count, context.Output<BFloat16>(0));
+        if (written == DType::kFloat16) std::copy_n(dx, count, context.Output<Float16>(0));
+        if (written == DType::kBFloat16) std::copy_n(dx, count, context.Output<BFloat16>(0));
       }
       return {};
     });
@@ -133,7 +131,7 @@ Status CreateNegativeLogLikelihoodGrad(KernelInfo& info) {
   Result<Shape> shape = CheckedShape(info.HostInts(3), info.InputDType(0));
   if (!shape.ok()) return info.Invalid(shape.status().message());
   ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, *shape, 1, 2));
-  RETURN_IF_ERROR(CheckLossGradient(info, spec, 1));
+  RETURN_IF_ERROR(CheckLossGradient(info, spec));
   info.SetOutput(0, info.InputDType(0), *shape);
   const int64_t count = shape->elements();
   DispatchFloat(info.InputDType(0), [&](auto tag) {

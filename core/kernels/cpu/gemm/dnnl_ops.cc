@@ -235,18 +235,4 @@ Result<DnnlCall> MakeDnnlSoftmax(KernelInfo& info, int threads, const DnnlTensor
                       {{DNNL_ARG_SRC, tensor}, {DNNL_ARG_DST, tensor, true}});
 }
 
-Result<DnnlCall> MakeDnnlExp(KernelInfo& info, int threads, const DnnlTensor& tensor) {
-  DnnlTeam team(threads);
-  const DnnlMemoryDesc layout = MakeDnnlMemoryDesc(tensor);
-  if (!layout) return info.Refuse("oneDNN does not take the tensor");
-  DnnlAttributes attributes = MakeDnnlAttributes();
-  dnnl_primitive_desc_t desc = nullptr;
-  const dnnl_status_t status = dnnl_eltwise_forward_primitive_desc_create(
-      &desc, DnnlCpuEngine(), dnnl_forward_inference, dnnl_eltwise_exp, layout.get(), layout.get(),
-      0.0f, 0.0f, attributes.get());
-  ASSIGN_OR_RETURN(DnnlPrimitiveDesc made, Take(status, desc, "exp"));
-  return MakeDnnlCall(info, threads, std::move(made),
-                      {{DNNL_ARG_SRC, tensor}, {DNNL_ARG_DST, tensor, true}});
-}
-
 }  // namespace caesura

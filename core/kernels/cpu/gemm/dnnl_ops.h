@@ -50,9 +50,6 @@ Result<DnnlCall> MakeDnnlConvBackwardWeights(KernelInfo& info, int threads,
 Result<DnnlCall> MakeDnnlSoftmax(KernelInfo& info, int threads, const DnnlTensor& tensor, int axis,
                                  bool log);
 
-// exp of each element. Run({src, dst}); may run in place.
-Result<DnnlCall> MakeDnnlExp(KernelInfo& info, int threads, const DnnlTensor& tensor);
-
 }  // namespace caesura
 
 #endif  // CAESURA_CORE_KERNELS_CPU_GEMM_DNNL_OPS_H_

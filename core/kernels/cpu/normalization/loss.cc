@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: loss = -weight[label] * log_prob[label],
-// reduced.
+// reduced. SoftmaxCrossEntropyLossTraining (ai.caesura) also writes lse, the logarithm of each
+// sample's sum of e^score: log_prob = score - lse.
 #include <cmath>
 #include <type_traits>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/gemm/dnnl_ops.h"
 #include "core/kernels/cpu/normalization/kernel_list.h"
 #include "core/kernels/cpu/simd/best_isa.h"
 #include "core/kernels/cpu/simd/float_math.h"
@@ -17,18 +17,21 @@
 namespace caesura {
 namespace {
 
+// log_prob is x, minus each sample's lse where that is given.
 template <typename T>
-Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* log_prob) {
+Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* x,
+                  const Accumulator<T>* lse = nullptr) {
   const LossTargets<T> targets(spec, context);
   RETURN_IF_ERROR(targets.Check());
   T* out = context.Output<T>(0);
   double sum = 0;
   for (int64_t i = 0; i < spec.samples(); ++i) {
     const int64_t label = targets.Label(i);
-    const Accumulator<T> loss =
-        targets.IsIgnored(label) ? 0
-                                 : -static_cast<Accumulator<T>>(log_prob[spec.ScoreAt(i, label)]) *
-                                       targets.Weight(label);
+    Accumulator<T> loss = 0;
+    if (!targets.IsIgnored(label)) {
+      const auto score = static_cast<Accumulator<T>>(x[spec.ScoreAt(i, label)]);
+      loss = -(lse == nullptr ? score : score - lse[i]) * targets.Weight(label);
+    }
     if (spec.reduction == LossReduction::kNone) out[i] = T(loss);
     sum += loss;
   }
@@ -37,42 +40,44 @@ Status ReduceLoss(const LossSpec& spec, KernelContext& context, const T* log_pro
   return {};
 }
 
-// Elements up to which a oneDNN call costs more than the loop.
-constexpr int64_t kSmallLogSoftmax = 4096;
-
-// y = log softmax of x along the classes.
-template <typename T>
-void LogSoftmax(int threads, const LossSpec& s, const T* x, T* y) {
-  using Acc = Accumulator<T>;
+// rows(first, last, step) over ranges of all samples, whose scores lie `step` apart.
+template <typename Rows>
+void ForSamples(int threads, const LossSpec& s, const Rows& rows) {
   ParallelFor(threads, s.samples(), 1 + kParallelGrain / (16 * s.classes + 1),
-              [=](int64_t first, int64_t last) {
-                auto rows = [=](auto step) {
-                  for (int64_t i = first; i < last; ++i) {
-                    const T* from = x + s.ScoreAt(i, 0);
-                    T* to = y + s.ScoreAt(i, 0);
-                    Acc max = from[0];
-                    for (int64_t c = 1; c < s.classes; ++c)
-                      max = std::max<Acc>(max, from[c * step]);
-                    const Acc sum = LaneSum<Acc>(
-                        s.classes, [=](int64_t c) { return math::Exp(Acc(from[c * step]) - max); });
-                    const Acc shift = max + std::log(sum);
-                    for (int64_t c = 0; c < s.classes; ++c)
-                      to[c * step] = T(Acc(from[c * step]) - shift);
-                  }
-                };
+              [&](int64_t first, int64_t last) {
                 if (s.positions == 1)
-                  OnBestIsa([&] { rows(std::integral_constant<int64_t, 1>()); });
-                else rows(s.positions);
+                  OnBestIsa([&] { rows(first, last, std::integral_constant<int64_t, 1>()); });
+                else rows(first, last, s.positions);
               });
 }
 
-Result<DnnlCall> MakeLogSoftmax(KernelInfo& info, DType dtype, const LossSpec& s) {
-  const int64_t count = s.samples() * s.classes;
-  if (count <= kSmallLogSoftmax || (dtype != DType::kFloat32 && dtype != DType::kBFloat16))
-    return info.Refuse("small or wide");
-  DnnlTensor tensor{dtype, {s.batch, s.classes}, {}};
-  if (s.positions > 1) tensor.dims.push_back(s.positions);
-  return MakeDnnlSoftmax(info, DnnlThreads(info.threads(), 8 * count), tensor, 1, true);
+// lse = the logarithm of each sample's sum of e^x.
+template <typename T>
+void LogSumExp(int threads, const LossSpec& s, const T* x, Accumulator<T>* lse) {
+  using Acc = Accumulator<T>;
+  ForSamples(threads, s, [=, &s](int64_t first, int64_t last, auto step) {
+    for (int64_t i = first; i < last; ++i) {
+      const T* from = x + s.ScoreAt(i, 0);
+      const Acc max = LaneMax<Acc>(s.classes, [=](int64_t c) { return Acc(from[c * step]); });
+      const Acc sum =
+          LaneSum<Acc>(s.classes, [=](int64_t c) { return math::Exp(Acc(from[c * step]) - max); });
+      lse[i] = max + std::log(sum);
+    }
+  });
+}
+
+// y = x - lse, which may lie where x does.
+template <typename T>
+void LogProbabilities(int threads, const LossSpec& s, const T* x, const Accumulator<T>* lse, T* y) {
+  ForSamples(threads, s, [=, &s](int64_t first, int64_t last, auto step) {
+    for (int64_t i = first; i < last; ++i) {
+      const T* from = x + s.ScoreAt(i, 0);
+      T* to = y + s.ScoreAt(i, 0);
+#pragma omp simd
+      for (int64_t c = 0; c < s.classes; ++c)
+        to[c * step] = T(Accumulator<T>(from[c * step]) - lse[i]);
+    }
+  });
 }
 
 void SetLossOutput(KernelInfo& info, const LossSpec& spec) {
@@ -81,29 +86,25 @@ void SetLossOutput(KernelInfo& info, const LossSpec& spec) {
 }
 
 Status CreateCrossEntropy(KernelInfo& info) {
-  const DType dtype = info.InputDType(0);
+  const DType dtype = info.InputDType(0), sums = LogSumDType(dtype);
   ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, info.InputShape(0), 1, 2));
   SetLossOutput(info, spec);
   info.SetOutput(1, dtype, info.InputShape(0));
-  const bool has_log_prob = info.HasOutput(1);
+  info.SetOutput(2, sums, info.InputShape(1));
+  const bool has_log_prob = info.HasOutput(1), has_lse = info.HasOutput(2);
   if (spec.classes == 0) return info.Invalid("at least one class expected");
-  Result<DnnlCall> dnnl = MakeLogSoftmax(info, dtype, spec);
-  if (!dnnl.ok() && dnnl.status().code() != StatusCode::kDeclined) return dnnl.status();
-  const DnnlCall call = dnnl.ok() ? *dnnl : DnnlCall();
-  const size_t scratch =
-      has_log_prob ? 0 : info.BookScratch(info.InputShape(0).elements() * DTypeSize(dtype));
+  const size_t scratch = has_lse ? 0 : info.BookScratch(spec.samples() * DTypeSize(sums));
   const int threads = info.threads();
   DispatchFloat(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    info.SetCompute([=](KernelContext& context) {
+    using Acc = Accumulator<T>;
+    info.SetCompute([=](KernelContext& context) -> Status {
       const T* x = context.Input<T>(0);
-      T* log_prob = has_log_prob ? context.Output<T>(1) : context.Scratch<T>(scratch);
-      if (call.defined()) {
-        RETURN_IF_ERROR(call.Run(context, {x, log_prob}));
-      } else {
-        LogSoftmax(threads, spec, x, log_prob);
-      }
-      return ReduceLoss<T>(spec, context, log_prob);
+      Acc* lse = has_lse ? context.Output<Acc>(2) : context.Scratch<Acc>(scratch);
+      LogSumExp(threads, spec, x, lse);
+      RETURN_IF_ERROR(ReduceLoss<T>(spec, context, x, lse));
+      if (has_log_prob) LogProbabilities(threads, spec, x, lse, context.Output<T>(1));
+      return {};
     });
   });
   return {};
@@ -123,11 +124,15 @@ Status CreateNegativeLogLikelihood(KernelInfo& info) {
 }  // namespace
 
 void RegisterLoss(KernelRegistry& registry) {
-  // Log-probabilities may lie where the scores did: each row is read before it is written.
-  registry.Add({.op_type = "SoftmaxCrossEntropyLoss",
-                .types = kFloatTypes,
-                .aliases = {MayReuse(0, 1)},
-                .create = CreateCrossEntropy});
+  // Log-probabilities may lie where the scores did: all else is computed before.
+  for (const char* domain : {"", kCaesuraDomain}) {
+    registry.Add(
+        {.op_type = *domain == 0 ? "SoftmaxCrossEntropyLoss" : "SoftmaxCrossEntropyLossTraining",
+         .domain = domain,
+         .types = kFloatTypes,
+         .aliases = {MayReuse(0, 1)},
+         .create = CreateCrossEntropy});
+  }
   registry.Add({.op_type = "NegativeLogLikelihoodLoss",
                 .types = kFloatTypes,
                 .create = CreateNegativeLogLikelihood});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss, and their gradients (ai.caesura): a block a
-// sample, then one block that adds the samples up in double, in their order.
+// SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyLossTraining (ai.caesura), NegativeLogLikelihoodLoss,
+// and their gradients (ai.caesura): a block a sample, then one block that adds the samples up in
+// double, in their order.
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/elementwise/element_source.h"
 #include "core/kernels/cuda/fused_rows/row_source.h"
@@ -55,9 +56,9 @@ if (ignored) label = 0;
 const C weight = ignored ? (C)0 : weights ? Load(weights + label) : (C)1;
 )";
 
-// Per sample: its loss and its weight. Softmax: log-probabilities, which are written to `log_prob`.
-// A row is read for the sum of exponentials, then backwards for `log_prob`: what was read last is
-// in the cache most surely.
+// Per sample: its loss and its weight; `lse` of a softmax: the logarithm of the sum of
+// exponentials, for which each row is read once. Where `log_prob` is wanted, rows are read again,
+// backwards: what was read last is in the cache most surely.
 constexpr char kForward[] = R"(
 // The largest score so far, and the sum of exp(score - most).
 struct Exponentials {
@@ -77,9 +78,9 @@ struct Exponentials {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) sample_losses(const S* x, const L* labels,
-    const S* weights, S* log_prob, S* losses, double* loss_parts, double* weight_parts, i64 samples,
-    i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore, unsigned* error,
-    unsigned number) {
+    const S* weights, S* log_prob, C* lse, S* losses, double* loss_parts, double* weight_parts,
+    i64 samples, i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore,
+    unsigned* error, unsigned number) {
   for (i64 i = blockIdx.x; i < samples; i += gridDim.x) {
     SAMPLE
     const S* row = x + offset0;
@@ -109,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_losses(const S* x, 
     }
     if (threadIdx.x == 0) {
       const C loss = ignored ? (C)0 : -(score - shift) * weight;
+      if (lse) lse[i] = shift;
       if (losses) Store(losses + i, loss);
       loss_parts[i] = loss;
       weight_parts[i] = weight;
@@ -145,20 +147,21 @@ extern "C" __global__ void __launch_bounds__(1024) total_weight(const L* labels,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) score_gradients(const S* d_loss,
-    const S* log_prob, const L* labels, const S* weights, const double* total, Y* dx, i64 samples,
-    i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore, int mean,
-    int one_loss, unsigned* error, unsigned number) {
+    const S* x, const L* labels, const S* weights, const C* lse, const double* total, Y* dx,
+    i64 samples, i64 classes, Walk walk, i64 x_stride, i64 y_stride, int has_ignore, i64 ignore,
+    int mean, int one_loss, unsigned* error, unsigned number) {
   for (i64 i = blockIdx.x; i < samples; i += gridDim.x) {
     SAMPLE
     const C g = Load(d_loss + (one_loss ? 0 : i)) / (mean ? (C)*total : (C)1) * weight;
-    const S* row = log_prob + offset0;
+    const C shift = SOFTMAX ? lse[i] : (C)0;
+    const S* row = x + offset0;
     Y* to = dx + offset1;
     for (Index c = threadIdx.x; c < columns; c += AT_ONCE * THREADS) {
       Columns own = {};
       if (SOFTMAX) own.Read(row, c, columns, X_STRIDE);
 #pragma unroll
       for (int k = 0; k < AT_ONCE; ++k) {
-        C v = SOFTMAX ? EXP(own.v[k]) * g : (C)0;
+        C v = SOFTMAX ? EXP(own.v[k] - shift) * g : (C)0;
         if (c + k * THREADS == (Index)label) v -= g;
         own.v[k] = ignored ? (C)0 : v;
       }
@@ -238,11 +241,15 @@ Status CreateLoss(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
   const bool each = spec.reduction == LossReduction::kNone;
   info.SetOutput(0, dtype, each ? info.InputShape(1) : Shape{});
   const bool has_log_prob = softmax && info.HasOutput(1);
-  if (softmax) info.SetOutput(1, dtype, info.InputShape(0));
+  const bool has_lse = softmax && info.HasOutput(2);
+  if (softmax) {
+    info.SetOutput(1, dtype, info.InputShape(0));
+    info.SetOutput(2, LogSumDType(dtype), info.InputShape(1));
+  }
   const size_t bytes = static_cast<size_t>(spec.samples()) * sizeof(double);
   const size_t losses = info.BookScratch(bytes), weights = info.BookScratch(bytes);
   // A multiprocessor runs one or two blocks of that size at once, and the cache holds their rows
-  // until they are read again.
+  // until log-probabilities are made of them.
   const CudaGrid grid = GridOf(*device, spec, 1024);
   const Places places =
       Places::Make(info.InputShape(0), info.input(0).layout, info.OutputLayout(1));
@@ -263,6 +270,7 @@ Status CreateLoss(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
     arguments.AddPointer(context.Input<void>(1));
     arguments.AddPointer(given);
     arguments.AddPointer(has_log_prob ? context.Output<void>(1) : nullptr);
+    arguments.AddPointer(has_lse ? context.Output<void>(2) : nullptr);
     arguments.AddPointer(each ? context.Output<void>(0) : nullptr);
     arguments.AddPointer(of_losses);
     arguments.AddPointer(of_weights);
@@ -280,7 +288,7 @@ Status CreateLoss(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
   return {};
 }
 
-// SoftmaxCrossEntropyLossGrad (dLoss, log_prob, labels, weights?); NegativeLogLikelihoodLossGrad
+// SoftmaxCrossEntropyLossGrad (dLoss, scores, labels, weights?, lse); NegativeLogLikelihoodLossGrad
 // (dLoss, labels, weights?, shape[host]).
 Status CreateLossGrad(KernelInfo& info, const CudaDevicePtr& device, bool softmax) {
   const DType dtype = info.InputDType(0);
@@ -295,21 +303,20 @@ Status CreateLossGrad(KernelInfo& info, const CudaDevicePtr& device, bool softma
   const int label_input = softmax ? 2 : 1;
   ASSIGN_OR_RETURN(const LossSpec spec, MakeLossSpec(info, scores, label_input, label_input + 1));
   if (spec.samples() == 0 || spec.classes == 0) return info.Refuse("there are no samples");
+  DType written = dtype;
+  if (softmax) {
+    ASSIGN_OR_RETURN(written, CheckScoreGradient(info, spec));
+  } else {
+    RETURN_IF_ERROR(CheckLossGradient(info, spec));
+  }
+  info.SetOutput(0, written, scores);
   const bool each = spec.reduction == LossReduction::kNone;
-  if (info.InputShape(0) != (each ? info.InputShape(label_input) : Shape{}))
-    return info.Invalid("dLoss: unexpected shape " + info.InputShape(0).ToString());
-  const auto out_dtype =
-      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
-  if (out_dtype != dtype && !(dtype == DType::kFloat32 && IsHalf(out_dtype)))
-    return info.Invalid("dtype: expected float16 or bfloat16 for float32 log-probabilities");
-  info.SetOutput(0, out_dtype, scores);
   const bool mean = spec.reduction == LossReduction::kMean;
   const size_t total = info.BookScratch(sizeof(double));
   const CudaGrid grid = GridOf(*device, spec, 512);
   const Places places =
       Places::Make(scores, softmax ? info.input(1).layout : Layout(), info.OutputLayout(0));
-  const std::string source =
-      Source(kBackward, dtype, spec, places, softmax, grid.threads, out_dtype);
+  const std::string source = Source(kBackward, dtype, spec, places, softmax, grid.threads, written);
   ASSIGN_OR_RETURN(const CudaKernel weigh,
                    CudaKernel::Make(device, source, "total_weight", kOneBlock));
   ASSIGN_OR_RETURN(const CudaKernel gradients,
@@ -332,6 +339,7 @@ Status CreateLossGrad(KernelInfo& info, const CudaDevicePtr& device, bool softma
     arguments.AddPointer(softmax ? context.Input<void>(1) : nullptr);
     arguments.AddPointer(labels);
     arguments.AddPointer(given);
+    arguments.AddPointer(softmax ? context.Input<void>(4) : nullptr);
     arguments.AddPointer(divisor);
     arguments.AddPointer(context.Output<void>(0));
     for (const int64_t* value : {&count, &spec.classes, walk.data(), &strides[0], &strides[1]})
@@ -357,10 +365,13 @@ void RegisterCudaLoss(KernelRegistry& registry, const CudaDevicePtr& device) {
     def.create = [=](KernelInfo& info) { return create(info, device, softmax); };
     registry.Add(std::move(def));
   };
-  // The scores of a language model are its largest values: log-probabilities overwrite scores, and
-  // gradients overwrite log-probabilities.
-  add("SoftmaxCrossEntropyLoss", "", CreateLoss, true,
-      {.aliases = {MayReuse(0, 1)}, .strided_inputs = {0}, .strided_outputs = {1}});
+  // The scores of a language model are its largest values: gradients overwrite them, and so do
+  // log-probabilities.
+  for (const char* domain : {"", kCaesuraDomain}) {
+    add(*domain == 0 ? "SoftmaxCrossEntropyLoss" : "SoftmaxCrossEntropyLossTraining", domain,
+        CreateLoss, true,
+        {.aliases = {MayReuse(0, 1)}, .strided_inputs = {0}, .strided_outputs = {1}});
+  }
   add("NegativeLogLikelihoodLoss", "", CreateLoss, false, {.strided_inputs = {0}});
   add("SoftmaxCrossEntropyLossGrad", kCaesuraDomain, CreateLossGrad, true,
       {.aliases = {MayReuse(1, 0)}, .strided_inputs = {1}, .strided_outputs = {0}});

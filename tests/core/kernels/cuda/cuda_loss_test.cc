@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SoftmaxCrossEntropyLoss and its gradient for rows of all sizes: the CPU's numbers.
+// SoftmaxCrossEntropyLoss, also as it is trained, and its gradient for rows of all sizes: the CPU's
+// numbers.
 #include <cmath>
 #include <random>
 
@@ -21,7 +22,7 @@ struct LossCase {
 
 class CudaLoss : public StandinCuda {
  protected:
-  // Loss, log-probabilities and the scores' gradient.
+  // Loss, log-probabilities and the scores' gradient; the loss as it is trained, and its lse.
   static Values Run(const LossCase& c, const ProviderList& providers) {
     std::mt19937 random(7);
     Tensor x = Tensor::Zeros(c.dtype, c.scores), weights = Tensor::Zeros(c.dtype, {c.scores[1]});
@@ -62,11 +63,15 @@ class CudaLoss : public StandinCuda {
     std::vector<Value*> forward = {in[0], in[1]};
     if (c.weights) forward.push_back(in[3]);
     Node* loss = graph->AddOp("SoftmaxCrossEntropyLoss", forward, attributes, "", 2, "loss");
-    std::vector<Value*> backward = {in[2], loss->output(1), in[1]};
-    if (c.weights) backward.push_back(in[3]);
-    Node* gradient = graph->AddOp("SoftmaxCrossEntropyLossGrad", backward, attributes,
-                                  kCaesuraDomain, 1, "gradient");
-    for (Value* output : {loss->output(0), loss->output(1), gradient->output(0)})
+    Node* trained = graph->AddNode("SoftmaxCrossEntropyLossTraining", forward,
+                                   {graph->AddValue("trained"), nullptr, graph->AddValue("lse")},
+                                   attributes, kCaesuraDomain);
+    Node* gradient =
+        graph->AddOp("SoftmaxCrossEntropyLossGrad",
+                     {in[2], in[0], in[1], c.weights ? in[3] : nullptr, trained->output(2)},
+                     attributes, kCaesuraDomain, 1, "gradient");
+    for (Value* output : {loss->output(0), loss->output(1), gradient->output(0), trained->output(0),
+                          trained->output(2)})
       graph->AddOutput(output);
     return RunPlan(PlanOf(graph, feeds, {}, providers), feeds);
   }
@@ -105,6 +110,7 @@ TEST_F(CudaLoss, RowsOfAllSizesGiveTheCpusNumbers) {
       }
     }
     EXPECT_TRUE(SameBits(Run(c, {cuda, cpu}), got));
+    EXPECT_TRUE(SameBits(got[3], got[0]));
   }
   if (!OnGpu()) {
     EXPECT_GE(Operations("kernel score_gradients"), std::size(cases));

@@ -82,7 +82,8 @@ TEST_F(CudaProducts, RowsOfABatchAreRowsOfOneProduct) {
   }
 }
 
-// Scores of 513 classes: products write and read rows with gaps, and the loss overwrites them.
+// Scores of 513 classes: products write and read rows with gaps, and the loss's gradient overwrites
+// them.
 TEST_F(CudaProducts, LargeScoresHaveGapsBetweenRows) {
   std::mt19937 random(7);
   constexpr int64_t kRows = 600, kClasses = 513;
@@ -95,8 +96,8 @@ TEST_F(CudaProducts, LargeScoresHaveGapsBetweenRows) {
       => (loss, dx) <int64[2] rows = {600, 513}, int64[3] all = {2, 300, 513}> {
     scores = MatMul (x, w)
     r = Reshape (scores, rows)
-    loss, log_prob = SoftmaxCrossEntropyLoss (r, labels)
-    g = ai.caesura.SoftmaxCrossEntropyLossGrad (d, log_prob, labels)
+    loss, , lse = ai.caesura.SoftmaxCrossEntropyLossTraining (r, labels)
+    g = ai.caesura.SoftmaxCrossEntropyLossGrad (d, r, labels, , lse)
     dr = Reshape (g, all)
     dx = ai.caesura.FusedMatMul <transB = 1> (dr, w)
   })",
@@ -110,7 +111,7 @@ TEST_F(CudaProducts, LargeScoresHaveGapsBetweenRows) {
     buffers.insert(value.buffer);
     EXPECT_EQ(value.layout.strides[value.shape.rank() - 2], 544);
   }
-  EXPECT_EQ(gaps, 5);             // scores, r, log_prob, g, dr
+  EXPECT_EQ(gaps, 4);             // scores, r, g, dr
   EXPECT_EQ(buffers.size(), 1u);  // in the same memory
 }
 
