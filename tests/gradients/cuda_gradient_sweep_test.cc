@@ -62,7 +62,9 @@ const std::vector<std::string> kAlways = {"Attention",
                                           "GlobalMaxPool",
                                           "BatchNormalization",
                                           "BatchNormalizationTrained",
-                                          "BatchNormalizationTraining"};
+                                          "BatchNormalizationTraining",
+                                          "SoftmaxCrossEntropyLoss",
+                                          "SoftmaxCrossEntropyLossLogProb"};
 
 TEST_F(CudaGradientSweep, BFloat16MatchesDouble) { Compare(DType::kBFloat16, 8.0 / 512, kAlways); }
 TEST_F(CudaGradientSweep, Float16MatchesDouble) { Compare(DType::kFloat16, 8.0 / 4096, kAlways); }
