@@ -468,8 +468,7 @@ def test_an_onnx_module_gives_its_outputs_there(cuda, other):  # noqa: F811
 
 
 LATER = """
-import pytest, torch
-import caesura
+import caesura, pytest, torch
 from caesura.frontends import wrap as wrapping
 from standin_torch import DEVICE, start
 
@@ -477,7 +476,10 @@ cuda = start(pytest.MonkeyPatch())
 traced, original = [], wrapping.torch_backend
 wrapping.torch_backend = lambda *a, **k: traced.append(1) or original(*a, **k)
 torch.manual_seed(0)
-module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh()).to(DEVICE)
+class Attends(torch.nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(*[super().forward(x)[None, None]] * 3)[0, 0]
+module = Attends(4, 5).to(DEVICE)
 x = torch.linspace(-1, 1, 8).view(2, 4).to(DEVICE)
 step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
 losses = [float(step(x, torch.tensor([0, 1]).to(DEVICE))) for _ in range(4)]

@@ -92,6 +92,29 @@ def test_state_is_pytorchs_own():
     same(other, module)
 
 
+@pytest.mark.parametrize("make", [OPTIMIZERS["momentum"], torch.optim.NAdam])
+def test_under_another_default_device(make):
+    """Tensors that a step makes for itself lie where they must. Those of "meta" have no values."""
+    class Noisy(Net):
+        def forward(self, x):
+            y = self.first(x)
+            y = F.interpolate(F.adaptive_avg_pool1d(y[:, None], 3), 16)[:, 0]  # whose windows are constants
+            return self.last(torch.tanh(y + torch.randn_like(y)))
+
+    module = Noisy()
+    other = copy.deepcopy(module)
+    first, second = make(module.parameters()), make(other.parameters())
+    data = batches(4)
+    torch.manual_seed(3)
+    expected = eager(module, first, data)
+    step = caesura.compile_step(other, F.cross_entropy, second)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        losses = [step(*batch) for batch in data]
+    torch.testing.assert_close([loss.item() for loss in losses], expected, rtol=1e-4, atol=1e-6)
+    same(other, module)
+
+
 def test_state_that_is_loaded_between_steps():
     module = Net()
     other = copy.deepcopy(module)

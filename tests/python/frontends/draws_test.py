@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
+from caesura.capture.rng_inputs import Draw  # noqa: E402
 from compile_step_test import fresh, same  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
@@ -236,3 +237,13 @@ def test_wrapped_they_lie_as_in_eager(noise, sizes):
             torch.manual_seed(2)
             results.append((net(x), torch.rand(())))
         torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_draw_like_a_tensor_is_made_on_its_device():
+    """So a GPU's numbers come from the GPU's generator. "meta" stands for the GPU."""
+    graph = torch.fx.Graph()
+    given = graph.placeholder("given")
+    given.meta["val"] = torch.empty(2, 3, device="meta")
+    draw = Draw(graph.call_function(torch.ops.aten.rand_like.default, (given,)), given)
+    drawn = draw()
+    assert drawn.device.type == "meta" and drawn.shape == (2, 3)

@@ -18,11 +18,12 @@ def take_attention(module: torch.fx.GraphModule) -> None:
     """Lets the attentions in a graph of dynamo's be captured as one call each, where it has no dropout."""
     for part in parts_of(module):
         for node in part.graph.find_nodes(op="call_function", target=_ATTENTION):
-            node.target = _attend
+            node.target = attend
         part.recompile()
 
 
-def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """scaled_dot_product_attention, as take_attention() has it captured."""
     if dropout_p != 0 or not _fits(query, key, value, attn_mask):
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     kind = query.device.type

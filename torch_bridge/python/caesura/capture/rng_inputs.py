@@ -11,7 +11,7 @@ from torch.fx import map_arg
 from caesura.capture.compat import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
-# Draws; those that take a tensor read only its shape, strides and dtype.
+# Draws; those that take a tensor read only its shape, strides, dtype and device.
 DRAWS = {
     aten.rand.generator, aten.randn.generator, aten.randint.generator, aten.randint.low_generator, aten.randperm.generator,
     aten.rand.default, aten.randn.default, aten.randint.default, aten.randint.low, aten.randperm.default, aten.normal.float_float,
@@ -40,15 +40,15 @@ class Draw:
 
 
 class _Like:
-    """A tensor of which only shape, strides and dtype count."""
+    """A tensor of which only shape, strides, dtype and device count."""
 
     def __init__(self, value):
-        self.size, self.stride, self.dtype = tuple(value.shape), tuple(value.stride()), value.dtype
+        self.size, self.stride, self.dtype, self.device = tuple(value.shape), tuple(value.stride()), value.dtype, value.device
         self.is_symbolic = any(isinstance(i, torch.SymInt) for i in self.size + self.stride)
 
     def make(self, sizes):
         size, stride = ([_size(i, sizes) for i in of] for of in (self.size, self.stride))
-        return torch.empty_strided(size, stride, dtype=self.dtype)
+        return torch.empty_strided(size, stride, dtype=self.dtype, device=self.device)
 
 
 def _plain(value):

@@ -142,6 +142,6 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"].fill_(updates)
             else:
-                state["step"] = torch.tensor(float(updates))
+                state["step"] = torch.tensor(float(updates), device="cpu")
     return updates
 

@@ -148,7 +148,7 @@ class Suspendable(_core.StepCalls):
         finally:
             self._waits = program.session.suspended
         program.ended()
-        return torch.tensor(loss, dtype=program.dtype)
+        return torch.tensor(loss, dtype=program.dtype, device="cpu")
 
     def drop(self) -> None:
         """Gives up the step that waits; parameters, optimizer and buffers are as before it.
@@ -272,7 +272,7 @@ def _read_facts(path) -> dict:
         facts = json.loads(text)
         if facts["version"] != 1:
             raise ValueError
-        random = torch.tensor(list(bytes.fromhex(facts["random"])), dtype=torch.uint8)
+        random = torch.tensor(list(bytes.fromhex(facts["random"])), dtype=torch.uint8, device="cpu")
         if random.shape != torch.get_rng_state().shape:
             raise ValueError
         return {"micro_steps": int(facts["micro_steps"]), "loss_scale": float(facts["loss_scale"]),

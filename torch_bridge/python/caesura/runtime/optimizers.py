@@ -224,7 +224,8 @@ class Recipe:
                 start = start if isinstance(start, (int, float)) else 0
                 start = complex(start, start) if dtype.is_complex else start
                 is_placed = is_dtensor(parameter) and shape == parameter.shape  # the state lies where the parameter does
-                held = torch.full_like(parameter, start) if is_placed else torch.full(shape, start, dtype=dtype)
+                held = (torch.full_like(parameter, start) if is_placed
+                        else torch.full(shape, start, dtype=dtype, device=parameter.device))
             elif held.shape != torch.Size(shape) or _bits_of(dtype) < min(_bits_of(held.dtype), 32):
                 raise ValueError(f"the optimizer's {name} is {held.dtype} {list(held.shape)}, its parameter "
                                  f"{parameter.dtype} {list(parameter.shape)}")
@@ -244,7 +245,7 @@ class Recipe:
             count = held.get(key, float(has_states)) if has_states or is_divided else 0.0
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
-            count = torch.tensor(float(count))
+            count = torch.tensor(float(count), device="cpu")
         held[key] = count
 
     def count(self, parameter) -> torch.Tensor:

@@ -23,7 +23,8 @@ from caesura.runtime.gpu import CPU, open_gpu
 from caesura.user_code import with_source
 
 
-SEED = torch.empty((), dtype=torch.int64)  # drawn anew from PyTorch's generator for each call of a step that draws
+# Drawn anew from PyTorch's generator for each call of a step that draws.
+SEED = torch.empty((), dtype=torch.int64, device=CPU)
 
 
 class StepRefused(RuntimeError):
@@ -233,11 +234,11 @@ class CapturedStep(StepProgram):
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
         self.ended()
-        owner._ran = self, feeds, self.counted, torch.tensor(loss, dtype=self.dtype)
+        owner._ran = self, feeds, self.counted, torch.tensor(loss, dtype=self.dtype, device=CPU)
         return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
 
     def _open(self, values):
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), CPU:  # constants are made there, whatever the user's default device
             self._import(values)
 
     def _import(self, values):
@@ -355,7 +356,7 @@ def as_real(value):
     """A tensor as programs have it: of a DTensor the local part, complex numbers with their parts along a last axis, and an
     int as a scalar."""
     if not isinstance(value, torch.Tensor):
-        return torch.tensor(value)
+        return torch.tensor(value, device=CPU)
     value = held(value)
     return torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value
 

@@ -109,8 +109,8 @@ class StepRanks:
             raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
                              "the step again, and load the last state")
         group = torch.distributed.group.WORLD if process_group is None else process_group
-        calls = [torch.zeros((), dtype=torch.int64) for _ in range(group.size())]
-        torch.distributed.all_gather(calls, torch.tensor(step.micro_steps), group=group)
+        calls = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(group.size())]
+        torch.distributed.all_gather(calls, torch.tensor(step.micro_steps, device="cpu"), group=group)
         root = torch.distributed.get_global_rank(group, int(torch.stack(calls).argmax()))
         state = [value for p in step.optimizer.state.values() for value in p.values() if isinstance(value, torch.Tensor)]
         with torch.no_grad():
