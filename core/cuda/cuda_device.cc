@@ -2,7 +2,6 @@
 #include "core/cuda/cuda_device.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -129,6 +128,14 @@ Status CudaDevice::StartCudnn(bool is_wanted) {
 }
 
 CudaDevice::~CudaDevice() {
+  if (gate_.watcher.joinable()) {
+    {
+      std::lock_guard<std::mutex> lock(gate_.watch_mutex);
+      gate_.is_ending = true;
+    }
+    gate_.watch_ends.notify_one();
+    gate_.watcher.join();
+  }
   if (context_ == nullptr || !MakeCurrent().ok()) return;
   const auto& driver = libraries_->driver;
   for (const auto& [source, module] : modules_) {
@@ -256,8 +263,32 @@ Result<bool> CudaDevice::PutGate() {
   void* arguments[] = {&forbids, &cell};
   const Status launched = Launch(gate_.read, 1, 1, 0, arguments);
   if (launched.ok()) return true;
-  std::atomic_ref<unsigned>(*gate_.opened).store(gate_.number, std::memory_order_release);
+  SignalGate(gate_.number);
   return launched;
+}
+
+void CudaDevice::SignalGate(unsigned number) {
+  std::atomic_ref<unsigned>(*gate_.opened).store(number, std::memory_order_release);
+}
+
+// A thread that waits for all of the device's work, as cudaFree does, may keep others from the
+// driver meanwhile, and so from opening a gate that it waits for.
+void CudaDevice::WatchGate() {
+  std::unique_lock<std::mutex> lock(gate_.watch_mutex);
+  unsigned seen = 0;
+  while (
+      !gate_.watch_ends.wait_for(lock, std::chrono::seconds(1), [&] { return gate_.is_ending; })) {
+    unsigned number = gate_.closed;
+    if (number == 0 || number != std::exchange(seen, number)) continue;
+    if (!gate_.closed.compare_exchange_strong(number, 0)) continue;
+    gate_.interrupted = true;
+    std::atomic_ref<unsigned>(*gate_.forbids) = 1;
+    SignalGate(number);
+    LogWarning("a thread waited for cuda:" + std::to_string(index_) +
+               " while another one put a training step there, and they blocked each other: the "
+               "step is done again; optimizers copy what they write from now on");
+    return;
+  }
 }
 
 // A launch may return only when its kernel has run: the host would wait at a closed gate for ever.
@@ -271,7 +302,7 @@ Status CudaDevice::TryGate() {
   std::thread opener([&, number = ++gate_.number] {
     std::unique_lock<std::mutex> lock(mutex);
     in_time = changed.wait_for(lock, std::chrono::seconds(1), [&] { return returned; });
-    std::atomic_ref<unsigned>(*gate_.opened).store(number, std::memory_order_release);
+    SignalGate(number);
   });
   const Result<bool> put = PutGate();
   {
@@ -287,6 +318,7 @@ Status CudaDevice::TryGate() {
                " return only when the kernel has run (CUDA_LAUNCH_BLOCKING, or a tool that watches "
                "kernels): optimizers copy what they write");
   }
+  if (*gate_.usable) gate_.watcher = std::thread([this] { WatchGate(); });
   return {};
 }
 
@@ -296,10 +328,11 @@ Result<bool> CudaDevice::CloseGate() {
   RETURN_IF_ERROR(MakeCurrent());
   if (pages_ == nullptr && !AllocatePinned().ok()) return false;
   if (!gate_.usable) RETURN_IF_ERROR(TryGate());
-  if (!*gate_.usable) return false;
+  if (!*gate_.usable || gate_.interrupted) return false;
   ++gate_.number;
   ASSIGN_OR_RETURN(const bool waits, PutGate());
   if (!waits) return false;
+  gate_.closed = gate_.number;
   gate_.owner = std::this_thread::get_id();
   lock.release();
   return true;
@@ -311,11 +344,17 @@ Status CudaDevice::OpenGate(bool write) {
     RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, gate_.error,
                          reinterpret_cast<CUdeviceptr>(error_cell()), sizeof *gate_.error, stream_);
   }
+  unsigned number = gate_.number;
+  const bool opens = gate_.closed.compare_exchange_strong(number, 0);
+  if (write && !opens) {
+    return Status(StatusCode::kProviderFailure, "the updates on cuda:" + std::to_string(index_) +
+                                                    " were let through without writing");
+  }
   std::unique_lock<std::mutex> lock(gate_.mutex, std::adopt_lock);
   gate_.owner = std::thread::id();
   std::atomic_ref<unsigned> forbids(*gate_.forbids);
   if (!write) forbids = 1;
-  std::atomic_ref<unsigned>(*gate_.opened).store(gate_.number, std::memory_order_release);
+  if (opens) SignalGate(gate_.number);
   if (write) return {};
   // A device that fails here has lost its context, and its memory with it.
   if (MakeCurrent().ok()) libraries_->driver.cuStreamSynchronize(stream_);

@@ -5,6 +5,7 @@
 #define CAESURA_CORE_CUDA_CUDA_DEVICE_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -83,6 +84,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   // nothing, and the call waits until they have come to their ends; it does not fail. Where it
   // fails with `write` the gate is still closed.
   Status OpenGate(bool write);
+  // WriteGate::was_interrupted (core/providers/write_gate.h).
+  bool gate_was_interrupted() const { return gate_.interrupted; }
   // Waits for the stream, and tells what a kernel had met when the gate was opened to write.
   Status WaitForHeld() const;
   // A kernel that is given this address, of device memory, writes nothing where it is not 0. Null:
@@ -109,6 +112,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status AllocatePinned();
   Status TryGate();
   Result<bool> PutGate();
+  void SignalGate(unsigned number);
+  void WatchGate();
 
   const std::shared_ptr<const CudaLibraries> libraries_;
   int index_ = 0;
@@ -139,7 +144,14 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
     unsigned* forbids = nullptr;
     CUfunction read = nullptr;   // copies `forbids` to the cell of the gate
     std::optional<bool> usable;  // none: not tried yet
-    unsigned* error = nullptr;   // the cell of errors when it was opened to write
+    // The number of the gate that is closed, or 0. Whoever sets it to 0 opens that gate.
+    std::atomic<unsigned> closed = 0;
+    std::atomic<bool> interrupted = false;
+    std::thread watcher;  // opens a gate that stays closed
+    std::mutex watch_mutex;
+    std::condition_variable watch_ends;
+    bool is_ending = false;
+    unsigned* error = nullptr;  // the cell of errors when it was opened to write
   } gate_;
   static constexpr int kHostPages = 16;
   std::mutex pages_mutex_;

@@ -63,7 +63,10 @@ UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope, bool may_hold)
     : last_(scope == UndoScope::kAll ? static_cast<int>(plan.steps().size()) : plan.last_risk()),
       needed_(plan.first_write() < static_cast<int>(plan.steps().size()) &&
               plan.first_write() <= last_),
-      held_(needed_ && may_hold ? FirstHeld(plan) : static_cast<int>(plan.steps().size())) {}
+      may_hold_(needed_ && may_hold),
+      held_(may_hold_ ? FirstHeld(plan) : static_cast<int>(plan.steps().size())) {
+  may_hold_ &= held_ < static_cast<int>(plan.steps().size());
+}
 
 UndoLog::~UndoLog() {
   if (closed_ != nullptr) static_cast<void>(closed_->OpenGate(false));
@@ -81,9 +84,10 @@ Result<bool> UndoLog::Hold(const Step& step) {
 
 Status UndoLog::Release() {
   if (closed_ == nullptr) return {};
-  RETURN_IF_ERROR(closed_->OpenGate(true));
-  released_ = std::exchange(closed_, nullptr);
-  return {};
+  const Status opened = closed_->OpenGate(true);
+  interrupted_ = !opened.ok() && closed_->was_interrupted();
+  if (opened.ok()) released_ = std::exchange(closed_, nullptr);
+  return opened;
 }
 
 Status UndoLog::Wait(const ExecutionProvider& provider) {

@@ -36,6 +36,10 @@ class UndoLog {
   bool needed() const { return needed_; }
   // True while updates wait. The run is then not suspended: few steps are left of it.
   bool holds() const { return closed_ != nullptr; }
+  // True if updates may wait in this run.
+  bool may_hold() const { return may_hold_; }
+  // True if the run has failed as its gate was interrupted: nothing else is wrong with it.
+  bool was_interrupted() const { return interrupted_; }
   // The executor calls it before it runs a step. Where it fails the step must not run.
   Status BeforeStep(const ExecutionState& state, int step) {
     return step <= last_ ? KeepOutputs(state, step) : Status();
@@ -58,6 +62,8 @@ class UndoLog {
 
   int last_;  // the last step that may fail; the number of steps where it is the way out
   bool needed_;
+  bool may_hold_;
+  bool interrupted_ = false;
   int held_;  // the first step that may wait; the number of steps where none may
   const WriteGate* closed_ = nullptr;
   const WriteGate* released_ = nullptr;  // whose updates may have written

@@ -27,6 +27,10 @@ class WriteGate {
   // have come to their ends, and does not fail. Where it fails with `write` (kProviderFailure) the
   // gate is still closed.
   virtual Status OpenGate(bool write) const = 0;
+  // True from a gate on that stayed closed for a second or two: another thread waited for the
+  // device, and kept the one that had closed the gate from going on. Then held kernels are let
+  // through without writing, OpenGate fails with `write`, and no gate is closed any more.
+  virtual bool was_interrupted() const = 0;
   // Waits for all that was there when the gate was opened to write, and tells what kernels had
   // reported until then, as Synchronise does: held kernels have then written nothing.
   virtual Status WaitForHeld() const = 0;

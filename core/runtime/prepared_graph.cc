@@ -24,7 +24,8 @@ ParameterEffect EffectOf(const ExecutionState& state, bool succeeded) {
   if (succeeded) return {written ? ParameterState::kCommitted : ParameterState::kUnchanged};
   // Asked in any case: the step that has failed may have written in part.
   UndoLog* undo = state.options().undo;
-  if (undo != nullptr && undo->Undo(state)) return {ParameterState::kUndone};
+  if (undo != nullptr && undo->Undo(state))
+    return {.state = ParameterState::kUndone, .was_interrupted = undo->was_interrupted()};
   if (!written) return {ParameterState::kUnchanged};
   std::set<int> parameters;
   for (int s = 0; s < state.program_counter(); ++s)

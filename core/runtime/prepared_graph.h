@@ -37,6 +37,7 @@ enum class ParameterState : uint8_t {
 struct ParameterEffect {
   ParameterState state = ParameterState::kUnchanged;
   std::vector<std::string> inconsistent = {};  // what a failed run has written, by name
+  bool was_interrupted = false;                // UndoLog::was_interrupted: it can be done again
 };
 
 // The recipe for preparing a graph, whatever the providers.

@@ -113,7 +113,9 @@ std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool 
   if (undo == Undo::kNever || (undo == Undo::kForRetry && !may_retry)) return nullptr;
   const bool watched = undo == Undo::kAtRisk && !options.observers.empty();
   const UndoScope scope = undo == Undo::kAlways || watched ? UndoScope::kAll : UndoScope::kSteps;
-  const bool may_hold = scope == UndoScope::kSteps && options.observers.empty() && !may_stop;
+  // Ranks wait for each other in a step, and cannot do one again by themselves.
+  const bool may_hold = scope == UndoScope::kSteps && options.observers.empty() && !may_stop &&
+                        options.collectives == nullptr;
   UndoLog log(plan, scope, may_hold);
   return log.needed() ? std::make_unique<UndoLog>(std::move(log)) : nullptr;
 }
@@ -127,12 +129,17 @@ Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunReq
   const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
   if (may_retry) run.request = request;  // without what belongs to this try alone
   run.undo = MakeUndoLog(*plan, request.undo, may_retry, suspend_at != INT_MAX, request.options);
+  std::optional<RunRequest> again;
+  if (run.undo != nullptr && run.undo->may_hold()) again = request;
   request.options.undo = run.undo.get();
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
   if (recorder != nullptr) request.options.observers.push_back(recorder.get());
   ASSIGN_OR_RETURN(run.started,
                    on.graph->Start(plan, std::move(request.feeds), std::move(request.options)));
-  return Continue(std::move(run), suspend_at, result);
+  const Status status = Continue(std::move(run), suspend_at, result);
+  if (!again || !result->parameters.was_interrupted) return status;
+  result->parameters = {};
+  return RunOnce(on, plan, *std::move(again), may_retry, result);  // where no update waits any more
 }
 
 Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {

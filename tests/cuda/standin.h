@@ -35,6 +35,8 @@ void standin_set_devices(int count);
 void standin_set_capability(int capability);
 /* Bytes of memory of each device; 80 GiB after a reset. More gives CUDA_ERROR_OUT_OF_MEMORY. */
 void standin_set_memory(uint64_t bytes);
+/* The n-th call of the function from now takes so many milliseconds longer. */
+void standin_delay(const char* function, int n, int milliseconds);
 /* With a value other than 0, a launch returns only when its kernel has run, as where
    CUDA_LAUNCH_BLOCKING is set. 0 after a reset. */
 void standin_block_launches(int on);

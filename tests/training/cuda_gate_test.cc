@@ -89,6 +89,26 @@ TEST_F(CudaGate, UpdatesAreCopiedWhereLaunchesWait) {
   EXPECT_TRUE(TrainOn(model, Cuda(Unchecked()), 2) == wanted);
 }
 
+// As where another thread waits for the device, and keeps this one from the driver meanwhile.
+TEST_F(CudaGate, AGateThatStaysClosedIsOpened) {
+  SKIP_ON_GPU();
+  const RealModel model = InTwoGroups(AdamW{.learning_rate = 2e-3});
+  const Trained wanted = TrainOn(model, Cuda(Unchecked()), 3);
+  const uint64_t before = Operations("kernel copy_all");
+  auto session = SessionOn(model, Cuda(Unchecked()));
+  Trained got;
+  for (int i = 0; i < 3; ++i) {
+    // The copy of the loss, while the updates wait.
+    if (i == 1) Call<decltype(standin_delay)>("standin_delay")("cuMemcpyDtoHAsync", 1, 3000);
+    const auto loss = session->Step(model.batches[static_cast<size_t>(i) % model.batches.size()]);
+    ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+    got.losses.push_back(Tensor::Of<double>(Shape{}, {*loss}));
+    EXPECT_EQ(Operations("kernel copy_all") > before, i >= 1);
+  }
+  ReadParameters(*session, &got.parameters);
+  EXPECT_TRUE(got == wanted);
+}
+
 // Only one of them can have the gate; the other keeps copies.
 TEST_F(CudaGate, TwoSessionsOfOneProvider) {
   const RealModel model = InTwoGroups(AdamW{.learning_rate = 2e-3});

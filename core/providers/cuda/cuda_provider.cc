@@ -38,6 +38,7 @@ class CudaProvider : public ExecutionProvider, public CopiesTogether, public Wri
   bool Holds(const KernelDef& kernel) const override { return LooksAtGate(kernel); }
   Result<bool> CloseGate() const override { return device_->CloseGate(); }
   Status OpenGate(bool write) const override { return device_->OpenGate(write); }
+  bool was_interrupted() const override { return device_->gate_was_interrupted(); }
   Status WaitForHeld() const override { return device_->WaitForHeld(); }
   std::shared_ptr<Buffer> HostMemory(size_t bytes) const override {
     return device_->HostMemory(bytes);

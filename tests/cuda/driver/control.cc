@@ -43,6 +43,7 @@ void standin_reset(uint64_t seed) {
   state.host = {};
   state.reports.clear();
   state.failures.clear();
+  state.delays.clear();
   state.operation_failures.clear();
   state.calls.clear();
   state.operations.clear();
@@ -67,6 +68,10 @@ void standin_set_memory(uint64_t bytes) {
 void standin_set_capability(int capability) {
   const Lock lock(Driver().lock);
   Driver().capability = capability;
+}
+void standin_delay(const char* function, int n, int milliseconds) {
+  const Lock lock(Driver().lock);
+  Driver().delays.push_back({function, n, milliseconds});
 }
 void standin_block_launches(int on) {
   const Lock lock(Driver().lock);

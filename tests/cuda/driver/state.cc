@@ -2,7 +2,9 @@
 #include "driver/state.h"
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 namespace standin {
 namespace {
@@ -66,6 +68,10 @@ Call::Call(const char* function, unsigned needs) : lock_(Driver().lock) {
   State& state = Driver();
   const std::string name = PlainName(function);
   ++state.calls[name];
+  for (PlannedDelay& delay : state.delays) {
+    if (delay.name == name && delay.n > 0 && --delay.n == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay.milliseconds));
+  }
   for (PlannedFailure& failure : state.failures) {
     if (failure.name == name && failure.n > 0 && --failure.n == 0) error = failure.error;
   }

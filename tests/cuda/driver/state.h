@@ -148,6 +148,11 @@ struct PlannedFailure {
   int n = 0;
   CUresult error = CUDA_SUCCESS;
 };
+struct PlannedDelay {
+  std::string name;
+  int n = 0;
+  int milliseconds = 0;
+};
 
 struct State {
   std::recursive_mutex lock;
@@ -180,6 +185,7 @@ struct State {
 
   std::vector<std::string> reports;
   std::vector<PlannedFailure> failures, operation_failures;
+  std::vector<PlannedDelay> delays;
   std::map<std::string, std::uint64_t> calls, operations;
   std::uint64_t waits = 0;
 };
