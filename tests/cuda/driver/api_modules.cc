@@ -76,14 +76,12 @@ CUresult Launch(CUfunction function, const CUlaunchConfig& config, void** parame
   launch.block[1] = config.blockDimY;
   launch.block[2] = config.blockDimZ;
   const unsigned shared = config.sharedMemBytes;
-  const CUresult put =
-      standin::Enqueue(stream, {"kernel " + function->name, {}, [=](Operation& operation) {
-                                  std::vector<void*> arguments;
-                                  for (std::vector<char>& copy : *copies)
-                                    arguments.push_back(copy.data());
-                                  return standin::RunKernel(function, launch, shared, arguments,
-                                                            operation);
-                                }});
+  const CUresult put = standin::Enqueue(
+      stream, {"kernel " + function->name, {}, [=](Operation& operation) {
+                 std::vector<void*> arguments;
+                 for (std::vector<char>& copy : *copies) arguments.push_back(copy.data());
+                 return standin::RunKernel(function, launch, shared, arguments, operation);
+               }});
   if (put != CUDA_SUCCESS || !standin::Driver().blocks_launches) return put;
   return standin::WaitFor(stream);
 }

@@ -141,7 +141,7 @@ class CudaRows {
   struct Source {
     RowScribe scribe;
     std::string parameters, sums, stores;
-    std::string parts, of_group, of_all;  // of a column, in each of the three stages of sums
+    std::string parts, of_group, of_all;        // of a column, in each of the three stages of sums
     std::vector<std::vector<int64_t>> strides;  // tensors with the same ones share an offset
   };
 

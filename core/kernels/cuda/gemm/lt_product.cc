@@ -104,10 +104,11 @@ Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& devic
   };
   const bool doubles = spec.dtype == DType::kFloat64;
   const bool tf32 = device->tf32() && spec.dtype == DType::kFloat32;
-  check(calls.MatmulDescCreate(
-      &descriptors->product,
-      doubles ? lt::kCompute64F : tf32 ? lt::kCompute32FFastTf32 : lt::kCompute32F,
-      doubles ? lt::kReal64F : lt::kReal32F));
+  check(calls.MatmulDescCreate(&descriptors->product,
+                               doubles ? lt::kCompute64F
+                               : tf32  ? lt::kCompute32FFastTf32
+                                       : lt::kCompute32F,
+                               doubles ? lt::kReal64F : lt::kReal32F));
   auto describe = [&](lt::MatmulDescAttribute attribute, auto value) {
     check(calls.MatmulDescSetAttribute(descriptors->product, attribute, &value, sizeof value));
   };
