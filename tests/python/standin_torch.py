@@ -27,6 +27,10 @@ class StandinTorch(StandinCuda):
         """Makes the current stream of PyTorch's another one than the legacy stream; or that one again."""
         self._device.standin_torch_use_other_stream(ctypes.c_bool(other))
 
+    def choose_attention(self, backend: torch.nn.attention.SDPBackend):
+        """Has PyTorch choose that attention on this device, which has MATH only: others are for captures."""
+        self._device.standin_torch_choose_attention(ctypes.c_int64(int(backend)))
+
 
 def start(patch: pytest.MonkeyPatch) -> StandinTorch:
     """Makes the stand-in PyTorch's CUDA device, and our kernels' too."""
@@ -55,4 +59,5 @@ def cuda(stand_in):
     """The stand-in. At the test's end it may have nothing to report: no access out of order or out of bounds."""
     yield stand_in
     stand_in.use_other_stream(False)
+    stand_in.choose_attention(torch.nn.attention.SDPBackend.MATH)
     assert stand_in.reports() == []
