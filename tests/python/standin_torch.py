@@ -2,6 +2,7 @@
 """PyTorch's CUDA device: the real one if there is one, else a stand-in (tests/torch_bridge/standin_cuda_device.cc)."""
 
 import ctypes
+import functools
 import pathlib
 
 import pytest
@@ -32,9 +33,13 @@ class StandinTorch(StandinCuda):
         self._device.standin_torch_choose_attention(ctypes.c_int64(int(backend)))
 
 
+# A new one resets the driver, and tensors of earlier tests would be freed after it.
+_only = functools.cache(StandinTorch)
+
+
 def start(patch: pytest.MonkeyPatch) -> StandinTorch:
     """Makes the stand-in PyTorch's CUDA device, and our kernels' too."""
-    made = StandinTorch()
+    made = _only()
     patch.setattr(torch.cuda, "_lazy_init", lambda: None)
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
     patch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -60,4 +65,4 @@ def cuda(stand_in):
     yield stand_in
     stand_in.use_other_stream(False)
     stand_in.choose_attention(torch.nn.attention.SDPBackend.MATH)
-    assert stand_in.reports() == []
+    assert stand_in.reports() == [], stand_in.reports()
