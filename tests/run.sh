@@ -70,14 +70,15 @@ python_tests() {
   return "$rc"
 }
 
-# python_part K N: every N-th file of Python tests, from the K-th on. Two files are parts of their own, by their names:
-# with OpenVINO the process dies when a child ends that a data loader had; and PyTorch has one stand-in device a process.
+# python_part K N: every N-th file of Python tests, from the K-th on. The files whose names begin with one of two words
+# are a part of their own, by that word: with OpenVINO the process dies when a child ends that a data loader had; and
+# PyTorch has one stand-in device a process.
 python_part() {
-  local files apart=(cuda_modules_test.py openvino_provider_test.py)
-  if [[ $1 = *.py ]]; then
-    mapfile -t files < <(find tests -name "$1")
+  local files apart=(cuda_modules openvino_provider)
+  if [[ $1 = [a-z]* ]]; then
+    mapfile -t files < <(find tests -name "$1*_test.py" | sort)
   else
-    mapfile -t files < <(find tests -name '*_test.py' ! -name "${apart[0]}" ! -name "${apart[1]}" | sort |
+    mapfile -t files < <(find tests -name '*_test.py' ! -name "${apart[0]}*" ! -name "${apart[1]}*" | sort |
       awk -v k="$1" -v n="$2" 'NR % n == k % n')
   fi
   python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1
@@ -89,7 +90,7 @@ python_in_parts() {
   local parts=$((2 * cores)) rc=0
   export build out
   export -f python_tests python_part
-  { echo cuda_modules_test.py; seq "$parts"; echo openvino_provider_test.py; } |
+  { echo cuda_modules; seq "$parts"; echo openvino_provider; } |
     xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
   cat "$out"/python-*.log
   return "$rc"

@@ -2,6 +2,7 @@
 """PyTorch's CUDA device: the real one if there is one, else a stand-in (tests/torch_bridge/standin_cuda_device.cc)."""
 
 import ctypes
+import functools
 import pathlib
 
 import pytest
@@ -27,10 +28,18 @@ class StandinTorch(StandinCuda):
         """Makes the current stream of PyTorch's another one than the legacy stream; or that one again."""
         self._device.standin_torch_use_other_stream(ctypes.c_bool(other))
 
+    def choose_attention(self, backend: torch.nn.attention.SDPBackend):
+        """Has PyTorch choose that attention on this device, which has MATH only: others are for captures."""
+        self._device.standin_torch_choose_attention(ctypes.c_int64(int(backend)))
+
+
+# A new one resets the driver, and tensors of earlier tests would be freed after it.
+_only = functools.cache(StandinTorch)
+
 
 def start(patch: pytest.MonkeyPatch) -> StandinTorch:
     """Makes the stand-in PyTorch's CUDA device, and our kernels' too."""
-    made = StandinTorch()
+    made = _only()
     patch.setattr(torch.cuda, "_lazy_init", lambda: None)
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
     patch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -55,4 +64,5 @@ def cuda(stand_in):
     """The stand-in. At the test's end it may have nothing to report: no access out of order or out of bounds."""
     yield stand_in
     stand_in.use_other_stream(False)
-    assert stand_in.reports() == []
+    stand_in.choose_attention(torch.nn.attention.SDPBackend.MATH)
+    assert stand_in.reports() == [], stand_in.reports()

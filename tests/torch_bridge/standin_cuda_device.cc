@@ -4,6 +4,7 @@
 // stream, and run there.
 #include <ATen/Functions.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <cuda.h>
@@ -185,7 +186,23 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("copy_", Copy); }
 
+// PyTorch's number for its choice of a kernel for attention; 0: it takes attention apart.
+std::atomic<int64_t> attention = 0;
+int64_t ChooseAttention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                        const std::optional<at::Tensor>&, double, bool, std::optional<double>,
+                        bool) {
+  return attention;
+}
+const bool chooses = [] {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&ChooseAttention);
+  return true;
+}();
+
 }  // namespace
+
+// Has PyTorch choose that kernel for attention on this device, as it does on a GPU. The device has
+// none of them: for captures only.
+extern "C" void standin_torch_choose_attention(int64_t choice) { attention = choice; }
 
 // Makes another stream the current one, which does not wait for the legacy stream; or the legacy
 // one again.

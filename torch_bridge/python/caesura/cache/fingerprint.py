@@ -29,7 +29,7 @@ from caesura.capture.bytecode import globals_of
 from caesura.capture.compat import (SAVING, GlobalStateGuard, HigherOrderOperator, OpOverload, OpOverloadPacket,
                                     dispatch_modes, dynamo_config, function_modes, functorch_config, functorch_level,
                                     global_hooks, has_hooks, storage_id)
-from caesura.capture.gpu_attention import attend
+from caesura.capture.gpu_attention import attend, attend_with_dropout
 from caesura.capture.sources import leaves
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
@@ -435,7 +435,7 @@ def calls_pytorch_alone(module: torch.fx.GraphModule) -> bool:
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             return str(target).startswith(("aten.", "prims."))
         return isinstance(target, (HigherOrderOperator, *_BUILTINS)) or (
-            isinstance(target, types.FunctionType) and (target is attend or is_known(target.__code__.co_filename)))
+            isinstance(target, types.FunctionType) and (target in (attend, attend_with_dropout) or is_known(target.__code__.co_filename)))
 
     graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
     return all(known(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")

@@ -215,9 +215,8 @@ def step_hooks(optimizer) -> list:
     return [vars(optimizer).get(name, {}) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
 
 
-def takes_load_hooks(optimizer) -> bool:
-    """True if register_load_state_dict_post_hook() works; False if the optimizer was made without
-    Optimizer.__init__."""
+def takes_hooks(optimizer) -> bool:
+    """True if the optimizer's hooks can be registered; False if it was made without Optimizer.__init__."""
     return "_optimizer_load_state_dict_post_hooks" in vars(optimizer)
 
 

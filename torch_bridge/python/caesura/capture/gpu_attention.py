@@ -5,27 +5,42 @@ PyTorch would take it apart on a GPU, or choose one of several kernels of its ow
 """
 
 import math
+import types
 
 import torch
 
 from caesura.capture.autograd_function import parts_of
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_MODULES = torch.nn.functional.multi_head_attention_forward
 _CAPTURED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_IN_STEPS = torch.ops.aten._scaled_dot_product_attention_math
 
 
-def take_attention(module: torch.fx.GraphModule) -> None:
-    """Lets the attentions in a graph of dynamo's be captured as one call each, where it has no dropout."""
+def take_attention(module: torch.fx.GraphModule, *, own_dropout: bool = False) -> None:
+    """Lets the attentions in a graph of dynamo's be captured as one call each, those of nn.MultiheadAttention too.
+    own_dropout: those with dropout are captured step by step; otherwise they stay PyTorch's, whose random numbers are
+    eager's."""
+    taken = attend_with_dropout if own_dropout else attend
     for part in parts_of(module):
         for node in part.graph.find_nodes(op="call_function", target=_ATTENTION):
-            node.target = attend
+            node.target = taken
+        for node in part.graph.find_nodes(op="call_function", target=_MODULES):
+            node.target = _module_with(taken)
         part.recompile()
 
 
-def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """scaled_dot_product_attention, as take_attention() has it captured."""
-    if dropout_p != 0 or not _fits(query, key, value, attn_mask):
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+def _module_with(attention):
+    """nn.MultiheadAttention's function, which is one call in Dynamo's graphs, with another attention in it."""
+    names = vars(torch.nn.functional) | {"scaled_dot_product_attention": attention}
+    made = types.FunctionType(_MODULES.__code__, names, _MODULES.__name__, _MODULES.__defaults__)
+    names[_MODULES.__name__] = made  # a torch function mode is handed it by this name
+    made.__module__ = __name__  # a graph finds functions of PyTorch's by their names
+    return made
+
+
+def attend_with_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """scaled_dot_product_attention, as take_attention() has it captured: one call, or its steps where that does not fit."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
@@ -33,7 +48,15 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
     elif attn_mask is not None:
         attn_mask = attn_mask.to(query.dtype)
+    if dropout_p != 0 or not _fits(query, key, value, attn_mask):
+        return _IN_STEPS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
     return _CAPTURED(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """The same, but PyTorch's own where it has dropout."""
+    taken = attend_with_dropout if dropout_p == 0 else _ATTENTION
+    return taken(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _fits(query, key, value, mask) -> bool:

@@ -17,7 +17,7 @@ from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
                                     aot_autograd, get_decompositions, has_accumulation_hooks, has_hooks, mark_stepped,
-                                    takes_load_hooks, tree_leaves_with_path, tree_map_only)
+                                    takes_hooks, tree_leaves_with_path, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
@@ -37,7 +37,7 @@ from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
 from caesura.runtime.gpu import CPU, refusal
-from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer
+from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
 from caesura.runtime.step_ranks import StepRanks
@@ -160,9 +160,9 @@ class CompiledStep(Suspendable, Ranked):
         self._changes = _CHANGES
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
-        # Loading replaces a state's tensors. An optimizer made without __init__ takes no hooks; no program updates it.
-        if takes_load_hooks(optimizer):
+        if takes_hooks(optimizer):  # one without is updated by no program. Loading replaces a state's tensors.
             optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
+            return_counts(optimizer)
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
                                    recompile_limit=_CAPTURES, **_ISOLATED)
 
@@ -317,7 +317,7 @@ class CompiledStep(Suspendable, Ranked):
             raise StepRefused(f"the step cannot be one program: {why}")
         if devices - {CPU}:
             self.ranks.refuse_gpu()
-            take_attention(graph)
+            take_attention(graph, own_dropout=True)
         captured, table = [], decompositions(KEPT)
         if differentiates:
             record(graph)

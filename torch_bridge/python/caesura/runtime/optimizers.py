@@ -288,7 +288,25 @@ def _bits_of(dtype) -> int:
 
 
 def _has_hooks(optimizer) -> bool:
-    return any(step_hooks(optimizer))
+    return any(hook is not _place_counts for hooks in step_hooks(optimizer) for hook in hooks.values())
+
+
+def return_counts(optimizer) -> None:
+    """Has PyTorch's own steps of the optimizer find the counts of updates where it has them. Ours are on the CPU, where
+    they take no copy and no wait."""
+    registered = any(hook is _place_counts for hooks in step_hooks(optimizer) for hook in hooks.values())
+    if keeps_count(optimizer) and type(optimizer) in _UPDATES and not registered:
+        optimizer.register_step_pre_hook(_place_counts)
+
+
+def _place_counts(optimizer, *_) -> None:
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or group.get("capturable")):
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if "step" in state and state["step"].device != parameter.device:
+                state["step"] = state["step"].to(parameter.device)
 
 
 def _members(optimizer) -> list:
