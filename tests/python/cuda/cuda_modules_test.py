@@ -494,7 +494,7 @@ print(len(traced), sum(p.is_captured for p in step.programs), float(y.sum().cpu(
 def test_a_later_process_captures_nothing(cuda, tmp_path):  # noqa: F811
     environment = {**os.environ, "CAESURA_PROGRAM_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "later.py").write_text(LATER)
-    run = [subprocess.run([sys.executable, str(tmp_path / "later.py")], env=environment, capture_output=True, text=True,
+    run = [subprocess.run([sys.executable, str(tmp_path / "later.py")], env=environment, stdout=subprocess.PIPE, text=True,
                           check=True).stdout.split() for _ in range(2)]
     assert int(run[0][0]) > 0 and int(run[0][1]) > 0 and run[1][:2] == ["0", "0"]
     assert run[0][2:] == run[1][2:] and run[0][-1] == "[]"
