@@ -134,7 +134,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   std::shared_ptr<Buffer> cells_;  // that of errors, the counters, that of the gate
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
-  // What the host writes is in pinned memory, since the stream cannot be given anything while it
+  // The words that the host writes lie in pinned memory: the stream takes nothing in while it
   // waits. Kernels read a copy in device memory: a block's read of host memory takes microseconds.
   struct Gate {
     std::mutex mutex;  // held while it is closed
