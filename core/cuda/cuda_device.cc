@@ -329,10 +329,12 @@ Result<bool> CudaDevice::CloseGate() {
   if (pages_ == nullptr && !AllocatePinned().ok()) return false;
   if (!gate_.usable) RETURN_IF_ERROR(TryGate());
   if (!*gate_.usable || gate_.interrupted) return false;
-  ++gate_.number;
-  ASSIGN_OR_RETURN(const bool waits, PutGate());
-  if (!waits) return false;
-  gate_.closed = gate_.number;
+  gate_.closed = ++gate_.number;  // the watcher's too from here on: a launch may block already
+  const Result<bool> waits = PutGate();
+  if (!waits.ok() || !*waits) {
+    gate_.closed = 0;
+    return waits;
+  }
   gate_.owner = std::this_thread::get_id();
   lock.release();
   return true;
