@@ -162,7 +162,9 @@ void SweepEarly(bool undo, int every, std::chrono::milliseconds patience,
     }
     EXPECT_GT(sweep.undone(), 0);
     EXPECT_GT(sweep.gone_on(), 0);
-    if (!undo && every == 1) EXPECT_GT(sweep.refused(), 0);
+    if (!undo && every == 1) {
+      EXPECT_GT(sweep.refused(), 0);
+    }
     std::printf("%d steps done, %d undone, %d lost; %d groups went on, %d restored\n", sweep.done(),
                 sweep.undone(), sweep.lost(), sweep.gone_on(), sweep.refused());
   }
@@ -199,7 +201,9 @@ TEST(EarlyRanks, ALostStepSaysTheWayBack) {
       ASSERT_FALSE(status.ok());
       if (session->InconsistentParameters().empty()) return;  // it had not written yet
       EXPECT_THAT(status.message(), HasSubstr(back));
-      if (s == 1) EXPECT_THAT(status.message(), HasSubstr("parameters may be half updated ('"));
+      if (s == 1) {
+        EXPECT_THAT(status.message(), HasSubstr("parameters may be half updated ('"));
+      }
     }
     const TemporaryFolder folder;
     EXPECT_THAT(session->Save(folder.path("c")).message(), HasSubstr("nothing worth saving"));
