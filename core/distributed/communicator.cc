@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/distributed/communicator.h"
 
+#include <zlib.h>
+
 #include "core/base/status_macros.h"
 
 namespace caesura {
+namespace {
+
+// Of a rank's words: another rank's have another one.
+int64_t Checksum(std::span<const int64_t> words, int rank) {
+  const uLong seed = crc32(0, reinterpret_cast<const Bytef*>(&rank), sizeof(rank));
+  return static_cast<int64_t>(
+      crc32_z(seed, reinterpret_cast<const Bytef*>(words.data()), words.size_bytes()));
+}
+
+}  // namespace
 
 std::string Collective::ToString() const {
   static constexpr const char* kKinds[] = {
@@ -39,6 +51,29 @@ Status CheckCollective(const Collective& collective, int size) {
 
 Result<std::vector<int64_t>> Communicator::Gather(std::span<const int64_t> words,
                                                   Clock::time_point deadline) {
+  std::vector<int64_t> own(words.begin(), words.end());
+  own.push_back(Checksum(words, rank()));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> sent, GatherWords(own, deadline));
+  const bool is_whole = sent.size() == own.size() * static_cast<size_t>(size());
+  std::vector<int64_t> all;
+  std::string damaged;
+  for (int r = 0; r < size(); ++r) {
+    const int64_t* first = sent.data() + (is_whole ? own.size() * static_cast<size_t>(r) : 0);
+    const std::span of_rank(first, is_whole ? words.size() : 0);
+    if (!is_whole || first[words.size()] != Checksum(of_rank, r))
+      damaged += (damaged.empty() ? "" : ", ") + std::to_string(r);
+    all.insert(all.end(), of_rank.begin(), of_rank.end());
+  }
+  if (damaged.empty()) return all;
+  const Status status =
+      RankFailure("the words of rank " + damaged + " have not arrived as they were sent (rank " +
+                  std::to_string(rank()) + " of " + name() + " says so)");
+  Abort(status.message());
+  return status;
+}
+
+Result<std::vector<int64_t>> Communicator::GatherWords(std::span<const int64_t> words,
+                                                       Clock::time_point deadline) {
   std::vector<int64_t> all(words.size() * static_cast<size_t>(size()));
   ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
                    Start(Collective::AllGather(DType::kInt64, words.data(), all.data(),

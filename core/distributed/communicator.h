@@ -123,9 +123,14 @@ class Communicator {
   virtual void Abort(const std::string& why) = 0;
   // The control plane: every rank's words in the order of ranks (size() * words.size() of them). In
   // host memory, whatever device the tensors are on; a device's collectives have ended before it
-  // comes back.
-  virtual Result<std::vector<int64_t>> Gather(std::span<const int64_t> words,
-                                              Clock::time_point deadline);
+  // comes back. Ranks decide by these words whether a step counts, so each rank's checksum goes
+  // with them: words that arrive otherwise than they were sent are kRankFailure.
+  Result<std::vector<int64_t>> Gather(std::span<const int64_t> words, Clock::time_point deadline);
+
+ protected:
+  // Gather without the checksums.
+  virtual Result<std::vector<int64_t>> GatherWords(std::span<const int64_t> words,
+                                                   Clock::time_point deadline);
 };
 
 // kInvalidArgument for a collective that no communicator of `size` ranks can do.

@@ -171,14 +171,14 @@ void SweepEarly(bool undo, int every, std::chrono::milliseconds patience,
 }
 
 TEST(EarlyRanks, ACollectiveThatFailsLosesTheStep) {
-  const auto fault = [] { return RankFailure("planted: the link is down"); };
+  const auto fault = [](const Collective&) { return RankFailure("planted: the link is down"); };
   SweepEarly(/*undo=*/false, 1, std::chrono::milliseconds(0), fault);
   SweepEarly(/*undo=*/true, 1, std::chrono::milliseconds(0), fault);
 }
 
 TEST(EarlyRanks, ARankThatIsLateLosesTheStep) {
   constexpr auto kPatience = std::chrono::milliseconds(200);
-  SweepEarly(/*undo=*/false, Every(7), kPatience, [&] {
+  SweepEarly(/*undo=*/false, Every(7), kPatience, [&](const Collective&) {
     std::this_thread::sleep_for(3 * kPatience);
     return Status();
   });
@@ -193,7 +193,7 @@ TEST(EarlyRanks, ALostStepSaysTheWayBack) {
     c.At(-1);
     ASSERT_TRUE(session->Step(FaultBatch(0, c)).ok());
     const int events = c.events();
-    c.At(c.rank() == 1 ? events / 2 : -1, [] { return RankFailure("planted"); });
+    c.At(c.rank() == 1 ? events / 2 : -1, [](const Collective&) { return RankFailure("planted"); });
     const std::string back = "Restore the last checkpoint on all ranks";
     std::string message;
     for (int s = 1; s < 4; ++s) {

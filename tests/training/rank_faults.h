@@ -50,7 +50,6 @@ inline std::shared_ptr<Communicator> Borrowed(Communicator& communicator) {
 class RankFaultSweep {
  public:
   using Edit = std::function<void(TrainingOptions&)>;
-  using MakeFault = std::function<FaultyCommunicator::Fault()>;
 
   // `accumulation`: micro-steps of an update.
   RankFaultSweep(int accumulation, Edit edit) : edit_(std::move(edit)), real_(Mlp()) {

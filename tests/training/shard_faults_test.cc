@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, ShardFaults,
 TEST_P(ShardFaults, ACollectiveThatFails) {
   RankFaultSweep sweep = MakeSweep();
   Run(
-      sweep, 1, [] { return RankFailure("planted: the link is down"); },
+      sweep, 1, [](const Collective&) { return RankFailure("planted: the link is down"); },
       std::chrono::milliseconds(0));
   if (!GetParam().undo) {
     EXPECT_GT(sweep.lost(), 0);
@@ -67,7 +67,7 @@ TEST_P(ShardFaults, ARankThatIsLate) {
   RankFaultSweep sweep = MakeSweep();
   Run(
       sweep, Every(11),
-      [&] {
+      [&](const Collective&) {
         std::this_thread::sleep_for(3 * kPatience);
         return Status();
       },

@@ -117,12 +117,14 @@ class NcclRanks : public Communicator {
   std::chrono::milliseconds timeout() const override { return control_->timeout(); }
   Result<std::unique_ptr<Work>> Start(const Collective& collective) override;
   void Abort(const std::string& why) override;
-  Result<std::vector<int64_t>> Gather(std::span<const int64_t> words,
-                                      Clock::time_point deadline) override;
 
   Status Join(const nccl::UniqueId& id);
   // Makes the stream wait for the launch; null: the host.
   Status Wait(Launch& launch, void* stream, Clock::time_point deadline);
+
+ protected:
+  Result<std::vector<int64_t>> GatherWords(std::span<const int64_t> words,
+                                           Clock::time_point deadline) override;
 
  private:
   // Gives NCCL the sends and receives that wait to begin together. REQUIRES: start_mutex_ is held.
@@ -349,8 +351,8 @@ Status NcclRanks::Wait(Launch& launch, void* stream, Clock::time_point deadline)
   return launch.done.MakeWait(static_cast<CUstream>(stream));
 }
 
-Result<std::vector<int64_t>> NcclRanks::Gather(std::span<const int64_t> words,
-                                               Clock::time_point deadline) {
+Result<std::vector<int64_t>> NcclRanks::GatherWords(std::span<const int64_t> words,
+                                                    Clock::time_point deadline) {
   const std::lock_guard lock(start_mutex_);
   Status status = Flush();
   for (const auto& launch : in_flight_) {

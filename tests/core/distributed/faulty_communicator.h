@@ -17,11 +17,11 @@
 namespace caesura::testing {
 
 // Another communicator's collectives, with an event before each start, before each wait and after
-// each wait. At event number `event` a fault is called; where it fails, so does that call.
-// Agreements are collectives, too.
+// each wait. At event number `event` a fault is called with the collective; where it fails, so does
+// that call. Agreements are collectives, too.
 class FaultyCommunicator : public Communicator {
  public:
-  using Fault = std::function<Status()>;
+  using Fault = std::function<Status(const Collective&)>;
   // Sees each collective that is started, before it is, and whether its event is the one.
   using StartFault = std::function<void(const Collective&, int event)>;
 
@@ -44,31 +44,34 @@ class FaultyCommunicator : public Communicator {
 
   Result<std::unique_ptr<Work>> Start(const Collective& collective) override {
     if (start_fault_) start_fault_(collective, events_);
-    RETURN_IF_ERROR(Event());
+    RETURN_IF_ERROR(Event(collective));
     ASSIGN_OR_RETURN(std::unique_ptr<Work> work, inner_.Start(collective));
-    return std::unique_ptr<Work>(std::make_unique<FaultyWork>(*this, std::move(work)));
+    return std::unique_ptr<Work>(std::make_unique<FaultyWork>(*this, collective, std::move(work)));
   }
   void Abort(const std::string& why) override { inner_.Abort(why); }
 
  private:
   class FaultyWork : public Work {
    public:
-    FaultyWork(FaultyCommunicator& owner, std::unique_ptr<Work> inner)
-        : owner_(owner), inner_(std::move(inner)) {}
+    FaultyWork(FaultyCommunicator& owner, const Collective& collective, std::unique_ptr<Work> inner)
+        : owner_(owner), collective_(collective), inner_(std::move(inner)) {}
     Status Wait(Clock::time_point deadline) override {
-      RETURN_IF_ERROR(owner_.Event());
+      RETURN_IF_ERROR(owner_.Event(collective_));
       if (owner_.patience_.count() > 0)
         deadline = std::min(deadline, Clock::now() + owner_.patience_);
       RETURN_IF_ERROR(inner_->Wait(deadline));
-      return owner_.Event();
+      return owner_.Event(collective_);
     }
 
    private:
     FaultyCommunicator& owner_;
+    const Collective collective_;
     const std::unique_ptr<Work> inner_;
   };
 
-  Status Event() { return events_++ == at_ && fault_ ? fault_() : Status(); }
+  Status Event(const Collective& collective) {
+    return events_++ == at_ && fault_ ? fault_(collective) : Status();
+  }
 
   Communicator& inner_;
   int events_ = 0, at_ = -1;

@@ -27,10 +27,6 @@ class Staged : public Communicator {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   void Abort(const std::string& why) override { inner_.Abort(why); }
-  Result<std::vector<int64_t>> Gather(std::span<const int64_t> words,
-                                      Clock::time_point deadline) override {
-    return inner_.Gather(words, deadline);
-  }
   Result<std::unique_ptr<Work>> Start(const Collective& host) override {
     RETURN_IF_ERROR(CheckCollective(host, size()));
     auto work = std::make_unique<StagedWork>(provider_);
@@ -54,6 +50,12 @@ class Staged : public Communicator {
     }
     ASSIGN_OR_RETURN(work->inner, inner_.Start(device));
     return std::unique_ptr<Work>(std::move(work));
+  }
+
+ protected:
+  Result<std::vector<int64_t>> GatherWords(std::span<const int64_t> words,
+                                           Clock::time_point deadline) override {
+    return inner_.Gather(words, deadline);
   }
 
  private:
