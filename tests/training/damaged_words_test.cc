@@ -23,21 +23,21 @@ FaultyCommunicator::Fault DamageWords(int victim, int bit, std::atomic<int>* dam
   };
 }
 
-struct Way {
+struct Damage {
   const char* name;
   int shard;
   CommitMode commit;
 };
 
-void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+void PrintTo(const Damage& way, std::ostream* out) { *out << way.name; }
 
-class DamagedWords : public ::testing::TestWithParam<Way> {};
+class DamagedWords : public ::testing::TestWithParam<Damage> {};
 
 INSTANTIATE_TEST_SUITE_P(Ways, DamagedWords,
-                         ::testing::Values(Way{"late", 0, CommitMode::kLate},
-                                           Way{"early", 0, CommitMode::kEagerConsume},
-                                           Way{"shard1", 1, CommitMode::kLate},
-                                           Way{"shard2", 2, CommitMode::kLate}),
+                         ::testing::Values(Damage{"late", 0, CommitMode::kLate},
+                                           Damage{"early", 0, CommitMode::kEagerConsume},
+                                           Damage{"shard1", 1, CommitMode::kLate},
+                                           Damage{"shard2", 2, CommitMode::kLate}),
                          ::testing::PrintToStringParamName());
 
 TEST_P(DamagedWords, InAStep) {
