@@ -235,7 +235,7 @@ Status CudaDevice::AllocatePinned() {
     RETURN_IF_CUDA_FAILS(cuMemHostAlloc, &words, kHostBytes, CU_MEMHOSTALLOC_PORTABLE);
     std::memset(words, 0, kHostBytes);
     gate_.opened = static_cast<unsigned*>(words);
-    gate_.forbids = gate_.opened + 1;
+    gate_.forbidden = gate_.opened + 1;
   }
   RETURN_IF_CUDA_FAILS(cuMemHostAlloc, &pages, (1 + kHostPages) * kHostBytes,
                        CU_MEMHOSTALLOC_PORTABLE);
@@ -247,20 +247,24 @@ Status CudaDevice::AllocatePinned() {
   return {};
 }
 
+// By its number: the device may come only now to the gate of an earlier step, which was opened to
+// write.
 constexpr char kReadGate[] = R"(
-extern "C" __global__ void read_gate(const unsigned* forbids, unsigned* cell) { *cell = *forbids; }
+extern "C" __global__ void read_gate(const unsigned* forbidden, unsigned number, unsigned* cell) {
+  *cell = *forbidden == number;
+}
 )";
 
-// Puts the wait for gate_.number on the stream, then the copy of `forbids` that kernels read.
-// False: the device cannot wait. Where it fails the gate is open.
+// Puts the wait for gate_.number on the stream, then the kernel that tells the next ones whether
+// they may write. False: the device cannot wait. Where it fails the gate is open.
 Result<bool> CudaDevice::PutGate() {
   const CUresult result = libraries_->driver.cuStreamWaitValue32(
       stream_, reinterpret_cast<CUdeviceptr>(gate_.opened), gate_.number, CU_STREAM_WAIT_VALUE_GEQ);
   if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
   if (result != CUDA_SUCCESS) return Failure("cuStreamWaitValue32", result);
-  const unsigned* forbids = gate_.forbids;
+  const unsigned* forbidden = gate_.forbidden;
   unsigned* cell = gate_cell();
-  void* arguments[] = {&forbids, &cell};
+  void* arguments[] = {&forbidden, &gate_.number, &cell};
   const Status launched = Launch(gate_.read, 1, 1, 0, arguments);
   if (launched.ok()) return true;
   SignalGate(gate_.number);
@@ -282,7 +286,7 @@ void CudaDevice::WatchGate() {
     if (number == 0 || number != std::exchange(seen, number)) continue;
     if (!gate_.closed.compare_exchange_strong(number, 0)) continue;
     gate_.interrupted = true;
-    std::atomic_ref<unsigned>(*gate_.forbids) = 1;
+    std::atomic_ref<unsigned>(*gate_.forbidden) = number;
     SignalGate(number);
     LogWarning("a thread waited for cuda:" + std::to_string(index_) +
                " while another one put a training step there, and they blocked each other: the "
@@ -299,7 +303,7 @@ Status CudaDevice::TryGate() {
   std::mutex mutex;
   std::condition_variable changed;
   bool returned = false, in_time = false;
-  std::thread opener([&, number = ++gate_.number] {
+  std::jthread opener([&, number = ++gate_.number] {
     std::unique_lock<std::mutex> lock(mutex);
     in_time = changed.wait_for(lock, std::chrono::seconds(1), [&] { return returned; });
     SignalGate(number);
@@ -349,18 +353,17 @@ Status CudaDevice::OpenGate(bool write) {
   unsigned number = gate_.number;
   const bool opens = gate_.closed.compare_exchange_strong(number, 0);
   if (write && !opens) {
+    gate_.interrupted = true;  // the watcher may not have come to say it
     return Status(StatusCode::kProviderFailure, "the updates on cuda:" + std::to_string(index_) +
                                                     " were let through without writing");
   }
   std::unique_lock<std::mutex> lock(gate_.mutex, std::adopt_lock);
   gate_.owner = std::thread::id();
-  std::atomic_ref<unsigned> forbids(*gate_.forbids);
-  if (!write) forbids = 1;
+  if (!write) std::atomic_ref<unsigned>(*gate_.forbidden) = gate_.number;
   if (opens) SignalGate(gate_.number);
   if (write) return {};
   // A device that fails here has lost its context, and its memory with it.
   if (MakeCurrent().ok()) libraries_->driver.cuStreamSynchronize(stream_);
-  forbids = 0;
   return {};
 }
 

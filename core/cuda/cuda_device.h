@@ -135,15 +135,15 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   mutable std::mutex errors_mutex_;
   std::vector<std::string> errors_;  // by number, from 1
   // The words that the host writes lie in pinned memory: the stream takes nothing in while it
-  // waits. Kernels read a copy in device memory: a block's read of host memory takes microseconds.
+  // waits. Kernels read a cell in device memory: a block's read of host memory takes microseconds.
   struct Gate {
     std::mutex mutex;  // held while it is closed
     std::atomic<std::thread::id> owner;
-    unsigned number = 0;         // of the gates until now
-    unsigned* opened = nullptr;  // the number of the last gate that was opened
-    unsigned* forbids = nullptr;
-    CUfunction read = nullptr;   // copies `forbids` to the cell of the gate
-    std::optional<bool> usable;  // none: not tried yet
+    unsigned number = 0;            // of the gates until now
+    unsigned* opened = nullptr;     // the number of the last gate that was opened
+    unsigned* forbidden = nullptr;  // that of the last one that was opened without writing
+    CUfunction read = nullptr;      // writes the cell of the gate
+    std::optional<bool> usable;     // none: not tried yet
     // The number of the gate that is closed, or 0. Whoever sets it to 0 opens that gate.
     std::atomic<unsigned> closed = 0;
     std::atomic<bool> interrupted = false;

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's CUDA device: the real one if there is one, else a stand-in (tests/torch_bridge/standin_cuda_device.cc)."""
+"""PyTorch's CUDA device: the real one if there is one, else a stand-in (tests/torch_bridge/standin_cuda_device.cc).
+
+A test that imports it before torch is skipped where caesura has no PyTorch.
+"""
 
 import ctypes
 import functools
 import pathlib
 
 import pytest
-import torch
 
-from caesura import _core
-from caesura.runtime import gpu
-from standin_cuda import StandinCuda, paths
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from caesura import _core, torch_kernels  # noqa: E402
+from caesura.runtime import gpu  # noqa: E402
+from standin_cuda import StandinCuda, paths  # noqa: E402
+
+if not torch_kernels.load():
+    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
 
 DEVICE = torch.device("cuda", 0)
 _PATH = pathlib.Path(_core.__file__).parents[2] / "lib" / "libstandin_cuda_device.so"
@@ -66,3 +74,11 @@ def cuda(stand_in):
     stand_in.use_other_stream(False)
     stand_in.choose_attention(torch.nn.attention.SDPBackend.MATH)
     assert stand_in.reports() == [], stand_in.reports()
+
+
+@pytest.fixture(autouse=True)
+def fresh(cuda):
+    """For a test file that imports it: each test has the same random numbers, and nothing is left of earlier ones."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    caesura.reset_report()

@@ -13,6 +13,7 @@
 #include "core/graph/graph.h"
 #include "core/graph/op_schema.h"
 #include "core/graph/shape_inference.h"
+#include "core/kernels/spec/loss_spec.h"
 
 namespace caesura {
 namespace {
@@ -180,16 +181,13 @@ void SetOutputType(const Node& node, int output, DType dtype,
   value->set_type(std::move(type));
 }
 
-// The dtype in which elements of `dtype` are summed.
-DType SumDType(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-
 Status InferCrossEntropy(Graph&, Node* node) {
   const Value *scores = node->input(0), *labels = node->input(1);
   if (scores == nullptr || labels == nullptr || !scores->type().is_tensor()) return {};
   const bool each = node->Attr<std::string>("reduction", "mean") == "none";
   SetOutputType(*node, 0, scores->dtype(), each ? labels->type().shape : std::vector<Dim>());
   SetOutputType(*node, 1, scores->dtype(), scores->type().shape);
-  SetOutputType(*node, 2, SumDType(scores->dtype()), labels->type().shape);
+  SetOutputType(*node, 2, LogSumDType(scores->dtype()), labels->type().shape);
   return {};
 }
 
@@ -310,7 +308,7 @@ Status InferAttention(Graph& graph, Node* node) {
     lse = {{(*qs)[0], Dim{heads > 0 ? heads : -1, ""}, (*qs)[1]}};
   }
   SetOutputType(*node, 0, q->dtype(), std::move(y));
-  SetOutputType(*node, 4, SumDType(q->dtype()), std::move(lse));
+  SetOutputType(*node, 4, LogSumDType(q->dtype()), std::move(lse));
   return SameDType(graph, node);
 }
 

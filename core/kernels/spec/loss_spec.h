@@ -73,7 +73,7 @@ inline Result<LossSpec> MakeLossSpec(const KernelInfo& info, const Shape& scores
   return spec;
 }
 
-// The dtype of the sum of exponentials of a sample's scores.
+// The dtype of the logarithm of a sum of exponentials of scores.
 inline DType LogSumDType(DType scores) {
   return scores == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }

@@ -4,26 +4,13 @@
 import copy
 
 import pytest
+from standin_torch import DEVICE, cuda, fresh, stand_in, torch  # noqa: F401
 
-torch = pytest.importorskip("torch")
+import caesura
+
 F = torch.nn.functional
 
-import caesura  # noqa: E402
-from caesura import torch_kernels  # noqa: E402
-
-if not torch_kernels.load():
-    pytest.skip("built without LibTorch (CAESURA_TORCH=OFF)", allow_module_level=True)
-
-from standin_torch import DEVICE, cuda, stand_in  # noqa: E402, F401
-
 EFFICIENT = torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION
-
-
-@pytest.fixture(autouse=True)
-def fresh(cuda):  # noqa: F811
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    caesura.reset_report()
 
 
 class Encoder(torch.nn.Module):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradient rules of convolutions, pools, losses and recurrent layers: mostly kernels of
 // training/kernels/training_ops.h.
+#include "core/kernels/spec/loss_spec.h"
 #include "training/gradient/gradient_rules.h"
 #include "training/kernels/training_ops.h"
 
@@ -70,7 +71,7 @@ void SoftmaxCrossEntropyLossRule(GradientContext& g) {
   }
   if (!d_loss) return;
   ValueType type = labels.value()->type();
-  type.dtype = scores.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  type.dtype = LogSumDType(scores.dtype());
   const Expr lse = g.TrainingOutput("SoftmaxCrossEntropyLossTraining", 2, std::move(type));
   g.SetInputGradients("SoftmaxCrossEntropyLossGrad", {d_loss, scores, labels, g.input(2), lse}, {0},
                       g.Attributes({"reduction", "ignore_index"}));
