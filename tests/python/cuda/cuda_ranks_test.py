@@ -146,13 +146,17 @@ def loses_one(rank):
     assert cuda.reports() == [], cuda.reports()
 
 
-def refusals(rank):
-    cuda, device = _start(rank)
+def with_divided_state(rank):
+    _, device = _start(rank)
     with pytest.raises(caesura.StepRefused, match=f"shard: parts of the state .* 'nccl' exchanges that of {device}"):
         _train(Net, rank, device, 1, _adamw, shard=1)
-    cuda.use_device(0)
+    return True
+
+
+def with_one_gpu(rank):
+    _, device = _start(rank, index=0)
     with pytest.raises(caesura.StepRefused, match="cannot exchange gradients on cuda:0: nccl: ranks 0 and 1 have the same GPU"):
-        _train(Net, rank, torch.device("cuda", 0), 1, _sgd)
+        _train(Net, rank, device, 1, _sgd)
     return True
 
 
@@ -175,7 +179,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("STANDIN_NCCL_FOLDER", str(tmp_path))
 
 
-@pytest.mark.parametrize("body", [as_on_cpus, beside_nccl, refusals, without_nccl], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [as_on_cpus, beside_nccl, with_divided_state, with_one_gpu, without_nccl], ids=lambda body: body.__name__)
 def test_two_ranks(machine, body):
     run_ranks(2, body)
 
