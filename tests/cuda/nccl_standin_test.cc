@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stand-in NCCL: two ranks on one thread, and the ways to use it wrongly.
+// The stand-in NCCL: two ranks on one thread, and the ways to use it wrongly. Every other seed
+// exchanges by files, as ranks in several processes do.
 #include <nccl.h>
+#include <unistd.h>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <string>
 #include <utility>
 #include "standin_device.h"
 
@@ -26,6 +31,10 @@ class NcclTest : public ::testing::TestWithParam<std::uint64_t> {
   };
 
   void SetUp() override {
+    if (GetParam() % 2 != 0) {
+      folder_ = ::testing::TempDir() + "nccl-" + std::to_string(getpid());
+      setenv("STANDIN_NCCL_FOLDER", folder_.c_str(), 1);
+    }
     standin_reset(GetParam());
     standin_set_devices(2);
     ASSERT_CUDA(cuInit(0));
@@ -55,6 +64,8 @@ class NcclTest : public ::testing::TestWithParam<std::uint64_t> {
       }
     }
     EXPECT_EQ(standin_nccl_communicators(), 0u);
+    unsetenv("STANDIN_NCCL_FOLDER");
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
   }
 
   static void Settle(ncclComm_t comm) {
@@ -89,6 +100,7 @@ class NcclTest : public ::testing::TestWithParam<std::uint64_t> {
   }
 
   Rank ranks_[2];
+  std::string folder_;
 };
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclTest, ::testing::Range<std::uint64_t>(0, kSeeds));
 

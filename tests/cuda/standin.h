@@ -29,7 +29,8 @@ enum {
 };
 void standin_set_lane_order(int order);
 
-/* 1 after a reset. The devices are alike: sm_90 with 132 multiprocessors. */
+/* At the start and after a reset: the variable STANDIN_DEVICES, or 1. The devices are alike: sm_90
+ * with 132 multiprocessors. */
 void standin_set_devices(int count);
 /* Their chip from now on, in tenths: 80 for sm_80. */
 void standin_set_capability(int capability);
@@ -43,7 +44,8 @@ void standin_block_launches(int on);
 /* The version that cuDriverGetVersion tells; 13000 after a reset. */
 void standin_set_driver_version(int version);
 
-/* Faults of the program under test, each told once. */
+/* Faults of the program under test, each told once. Where the variable STANDIN_REPORTS names a
+   file, they are added to it, too. */
 size_t standin_report_count(void);
 const char* standin_report(size_t index); /* valid until the next reset or clear */
 void standin_clear_reports(void);

@@ -9,7 +9,8 @@ import pytest
 
 from caesura import _core
 
-LIBRARIES = {"driver_library": "cuda", "nvrtc_library": "nvrtc", "cublas_lt_library": "cublaslt", "cudnn_library": "cudnn"}
+LIBRARIES = {"driver_library": "cuda", "nvrtc_library": "nvrtc", "cublas_lt_library": "cublaslt", "cudnn_library": "cudnn",
+             "nccl_library": "nccl"}
 
 
 @functools.cache

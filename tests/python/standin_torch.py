@@ -32,6 +32,10 @@ class StandinTorch(StandinCuda):
         torch.ops.load_library(_PATH)
         self._device = ctypes.CDLL(_PATH)
 
+    def use_device(self, index: int):
+        """Makes this device, in place of the first one, that of all tensors."""
+        self._device.standin_torch_use_device(index)
+
     def use_other_stream(self, other: bool):
         """Makes the current stream of PyTorch's another one than the legacy stream; or that one again."""
         self._device.standin_torch_use_other_stream(ctypes.c_bool(other))
@@ -45,12 +49,13 @@ class StandinTorch(StandinCuda):
 _only = functools.cache(StandinTorch)
 
 
-def start(patch: pytest.MonkeyPatch) -> StandinTorch:
-    """Makes the stand-in PyTorch's CUDA device, and our kernels' too."""
+def start(patch: pytest.MonkeyPatch, index: int = 0) -> StandinTorch:
+    """Makes the stand-in PyTorch's CUDA device of this index, and our kernels' too."""
     made = _only()
+    made.use_device(index)
     patch.setattr(torch.cuda, "_lazy_init", lambda: None)
     patch.setattr(torch.cuda, "is_initialized", lambda: True)
-    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(torch.cuda, "current_device", lambda: index)
     patch.setattr(gpu, "with_cuda_libraries", lambda options: {**options, **paths()})
     gpu._open_gpu.cache_clear()
     return made

@@ -24,12 +24,15 @@ void Check(CUresult result, const char* call) {
 }
 #define CHECK_CUDA(call) Check(call, #call)
 
+// The only device of this process that has tensors.
+std::atomic<c10::DeviceIndex> own = 0;
+
 // As PyTorch does it: the primary context, current on every thread that calls. A test may have
 // reset the driver since.
 void MakeCurrent() {
   CUcontext primary = nullptr;
   CHECK_CUDA(cuInit(0));
-  CHECK_CUDA(cuDevicePrimaryCtxRetain(&primary, 0));
+  CHECK_CUDA(cuDevicePrimaryCtxRetain(&primary, own));
   CHECK_CUDA(cuCtxSetCurrent(primary));
 }
 
@@ -58,7 +61,7 @@ struct StandinAllocator : c10::Allocator {
     const CUresult result = cuMemAllocAsync(&block->begin, std::max<size_t>(size, 1), stream);
     TORCH_CHECK_WITH(OutOfMemoryError, result == CUDA_SUCCESS, "the stand-in device is full");
     void* const data = reinterpret_cast<void*>(block->begin);
-    return {data, block.release(), &Free, c10::Device(kType, 0)};
+    return {data, block.release(), &Free, c10::Device(kType, own)};
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "copies go by tensors");
@@ -73,8 +76,8 @@ REGISTER_ALLOCATOR(kType, &allocator)
 
 struct StandinGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
-  c10::Device exchangeDevice(c10::Device) const override { return {kType, 0}; }
-  c10::Device getDevice() const override { return {kType, 0}; }
+  c10::Device exchangeDevice(c10::Device) const override { return {kType, own}; }
+  c10::Device getDevice() const override { return {kType, own}; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device device) const override {
@@ -91,7 +94,9 @@ struct StandinGuard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override {
     return StreamOf(stream.id());
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(own + 1);
+  }
   // autograd orders streams by these where a gradient's memory passes from one node to another.
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
@@ -124,7 +129,7 @@ struct StandinHooks : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return 0; }
-  c10::DeviceIndex current_device() const override { return 0; }
+  c10::DeviceIndex current_device() const override { return own; }
 };
 // PyTorch has made its hooks when it was imported, and keeps them: these take their place in
 // memory.
@@ -203,6 +208,11 @@ const bool chooses = [] {
 // Has PyTorch choose that kernel for attention on this device, as it does on a GPU. The device has
 // none of them: for captures only.
 extern "C" void standin_torch_choose_attention(int64_t choice) { attention = choice; }
+
+// Makes this device, in place of the first one, that of all tensors. Before there are any.
+extern "C" void standin_torch_use_device(int index) {
+  own = static_cast<c10::DeviceIndex>(index);
+}
 
 // Makes another stream the current one, which does not wait for the legacy stream; or the legacy
 // one again.

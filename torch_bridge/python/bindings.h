@@ -15,6 +15,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/base/status.h"
+#include "core/cuda/cuda_options.h"
+#include "core/distributed/communicator.h"
 #include "core/graph/graph.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/counting_provider.h"
@@ -58,6 +60,9 @@ using NamedProviders = std::vector<std::pair<std::string, ProviderOptions>>;
 // (tensor_exchange.cc).
 ProviderList ProvidersOf(const NamedProviders& named,
                          std::optional<CountingDevice>* counting = nullptr);
+// The process group of PyTorch's that has this name. Raises NotImplementedError where
+// libcaesura_torch was not loaded.
+std::unique_ptr<Communicator> OpenCommunicator(const std::string& group_name);
 // PyTorch's current stream of a device, and memory of PyTorch's there. Both fail where
 // libcaesura_torch was not loaded.
 Result<void*> TorchStream(Device device);
@@ -65,11 +70,12 @@ Result<std::shared_ptr<void>> TorchMemory(Device device, size_t bytes);
 // A GPU that has tensors of PyTorch's: the provider of captured graphs and compiled steps there.
 // Its memory is PyTorch's.
 struct Gpu {
-  explicit Gpu(const ProviderOptions& options);
+  explicit Gpu(const ProviderOptions& given);
   // Work of the provider's from here on waits for what PyTorch has begun, and the other way round.
   Status WaitForTorch() const;
   Status TorchWaits() const;
 
+  CudaOptions options;
   std::shared_ptr<const ExecutionProvider> provider;
 };
 // The providers of the process's sessions that serve the device.

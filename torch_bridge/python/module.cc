@@ -87,13 +87,6 @@ PyObject* MakeError(nanobind::module_& m, const char* name, const char* doc) {
   return error;
 }
 
-// The process group of PyTorch's that has this name.
-std::shared_ptr<Communicator> OpenCommunicator(const std::string& group_name) {
-  if (torch_communicator == nullptr)
-    Raise(Unsupported("process groups need libcaesura_torch, which is not loaded"));
-  return Unwrap(torch_communicator(group_name));
-}
-
 // The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's
 // to take over.
 int64_t KeepAlive(nanobind::object object) {
@@ -106,6 +99,12 @@ int64_t KeepAlive(nanobind::object object) {
 }
 
 }  // namespace
+
+std::unique_ptr<Communicator> OpenCommunicator(const std::string& group_name) {
+  if (torch_communicator == nullptr)
+    Raise(Unsupported("process groups need libcaesura_torch, which is not loaded"));
+  return Unwrap(torch_communicator(group_name));
+}
 
 std::shared_ptr<const ExecutionProvider> CpuProvider() {
   return MakeCpuProvider([](KernelRegistry& registry) {
@@ -208,7 +207,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("rank", &caesura::Communicator::rank)
       .def_prop_ro("size", &caesura::Communicator::size)
       .def_prop_ro("name", &caesura::Communicator::name);
-  m.def("communicator", &OpenCommunicator);
+  m.def("communicator", [](const std::string& group_name) {
+    return std::shared_ptr<caesura::Communicator>(OpenCommunicator(group_name));
+  });
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);

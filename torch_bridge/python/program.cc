@@ -8,6 +8,7 @@
 #include "core/load/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/cuda/cuda_provider.h"
+#include "core/providers/cuda/nccl_communicator.h"
 #include "core/runtime/subgraph.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/parameters.h"
@@ -129,11 +130,11 @@ class Kernels {
 
 }  // namespace
 
-Gpu::Gpu(const ProviderOptions& options) {
-  CudaOptions parsed = Unwrap(ParseCudaOptions(options));
-  const Device device{DeviceType::kCuda, static_cast<int16_t>(parsed.device_id)};
-  parsed.allocate = [device](size_t bytes) { return TorchMemory(device, bytes); };
-  provider = Unwrap(MakeCudaProvider(parsed));
+Gpu::Gpu(const ProviderOptions& given) : options(Unwrap(ParseCudaOptions(given))) {
+  const Device device{DeviceType::kCuda, static_cast<int16_t>(options.device_id)};
+  CudaOptions with_memory = options;
+  with_memory.allocate = [device](size_t bytes) { return TorchMemory(device, bytes); };
+  provider = Unwrap(MakeCudaProvider(with_memory));
   AddDeviceProvider(provider);
 }
 
@@ -152,6 +153,16 @@ void BindProgram(nb::module_& m) {
       .def(nb::init<const ProviderOptions&>())
       .def("wait_for_torch", [](const Gpu& gpu) { Check(gpu.WaitForTorch()); })
       .def("torch_waits", [](const Gpu& gpu) { Check(gpu.TorchWaits()); })
+      // The ranks of a process group of PyTorch's, which exchange the GPU's memory. All call it.
+      .def("communicator",
+           [](const Gpu& gpu, const std::string& group_name) {
+             std::unique_ptr<Communicator> control = OpenCommunicator(group_name);
+             auto ranks = [&] {
+               nb::gil_scoped_release release;
+               return NcclCommunicator(std::move(control), gpu.options);
+             }();
+             return std::shared_ptr<Communicator>(Unwrap(std::move(ranks)));
+           })
       // The address of a shared_ptr for torch.classes.caesura.Graph to take over.
       .def("share", [](const Gpu& gpu) {
         return reinterpret_cast<int64_t>(

@@ -4,9 +4,11 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/machine.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
+#include "core/providers/cuda/nccl_communicator.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura::command {
@@ -20,8 +22,13 @@ void AddProviderOptions(CLI::App& app, ProviderChoice* choice, const std::string
       ->group(group);
 }
 
-Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
-  ProviderList out;
+namespace {
+
+bool IsCuda(const ProviderChoice& choice) {
+  return choice.name == "cuda" || choice.name == kCudaProviderName;
+}
+
+Result<ProviderOptions> ReadOptions(const ProviderChoice& choice) {
   ProviderOptions options;
   for (const std::string& option : choice.options) {
     const size_t equals = option.find('=');
@@ -29,8 +36,16 @@ Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
       return InvalidArgument("--provider-option: expected KEY=VALUE, got '" + option + "'");
     options[option.substr(0, equals)] = option.substr(equals + 1);
   }
+  return options;
+}
+
+}  // namespace
+
+Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
+  ProviderList out;
+  ASSIGN_OR_RETURN(const ProviderOptions options, ReadOptions(choice));
   if (!choice.name.empty()) {
-    const std::string name = choice.name == "cuda" ? kCudaProviderName : choice.name;
+    const std::string name = IsCuda(choice) ? kCudaProviderName : choice.name;
     ASSIGN_OR_RETURN(auto provider, ProviderByName(name, options));
     out.push_back(std::move(provider));
   } else if (!options.empty()) {
@@ -38,6 +53,21 @@ Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
   }
   out.push_back(MakeCpuProvider(RegisterTrainingKernels));
   return out;
+}
+
+Result<std::unique_ptr<Communicator>> JoinGpus(std::unique_ptr<Communicator> ranks,
+                                               ProviderChoice* choice) {
+  if (!IsCuda(*choice)) return ranks;
+  ASSIGN_OR_RETURN(const ProviderOptions given, ReadOptions(*choice));
+  ASSIGN_OR_RETURN(CudaOptions options, ParseCudaOptions(given));
+  ASSIGN_OR_RETURN(const int number, RankOnMachine(*ranks));
+  if (!given.contains("device_id")) {
+    // A rank without a device learns so where all ranks do.
+    const Result<int> count = CudaDeviceCount(options.libraries);
+    options.device_id = count.ok() ? number % *count : 0;
+    choice->options.push_back("device_id=" + std::to_string(options.device_id));
+  }
+  return NcclCommunicator(std::move(ranks), options);
 }
 
 }  // namespace caesura::command

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/distributed/communicator.h"
 #include "core/providers/execution_provider.h"
 
 namespace CLI {
@@ -25,6 +26,12 @@ void AddProviderOptions(CLI::App& app, ProviderChoice* choice,
 
 // The chosen one, then the CPU's with training's kernels.
 Result<ProviderList> MakeProviders(const ProviderChoice& choice);
+
+// `ranks` themselves, unless the choice is CUDA's. Then ranks with a GPU each, which exchange its
+// memory through NCCL. A choice without a device_id is given one: the first rank on a machine takes
+// the first of its devices, and so on. All ranks call this together, and fail together.
+Result<std::unique_ptr<Communicator>> JoinGpus(std::unique_ptr<Communicator> ranks,
+                                               ProviderChoice* choice);
 
 }  // namespace caesura::command
 

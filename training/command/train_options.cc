@@ -322,7 +322,7 @@ void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& grou
   app.add_option(
          "--nproc", o->nproc,
          "Train as so many processes, which mpirun (Open MPI) starts: each takes its part of "
-         "every batch")
+         "every batch, and with --provider cuda a GPU of its own")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")

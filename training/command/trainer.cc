@@ -138,12 +138,13 @@ Status Trainer::JoinRanks() {
   if (env::LaunchedRanks() == 1) return {};
   if (!options_.record.empty())
     return InvalidArgument("--record: a step of several ranks cannot be recorded");
-  ASSIGN_OR_RETURN(ranks_, MpiCommunicator());
-  if (options_.batch % ranks_->size() != 0) {
-    return InvalidArgument("--batch: " + std::to_string(ranks_->size()) +
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> ranks, MpiCommunicator());
+  if (options_.batch % ranks->size() != 0) {
+    return InvalidArgument("--batch: " + std::to_string(ranks->size()) +
                            " ranks take equal parts of each batch, which " +
                            std::to_string(options_.batch) + " examples do not have");
   }
+  ASSIGN_OR_RETURN(ranks_, JoinGpus(std::move(ranks), &options_.provider));
   is_first_rank_ = ranks_->rank() == 0;
   if (is_first_rank_) return {};
   for (std::string* file :

@@ -43,10 +43,13 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
       out.libraries.cublas_lt = value;
     } else if (name == "cudnn_library") {
       out.libraries.cudnn = value;
+    } else if (name == "nccl_library") {
+      out.libraries.nccl = value;
     } else {
       return InvalidArgument("CUDAExecutionProvider has no option '" + name +
                              "'; it has device_id, gpu_mem_limit, use_tf32, user_compute_stream, "
-                             "driver_library, nvrtc_library, cublas_lt_library and cudnn_library");
+                             "driver_library, nvrtc_library, cublas_lt_library, cudnn_library and "
+                             "nccl_library");
     }
   }
   return out;

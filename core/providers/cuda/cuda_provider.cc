@@ -75,6 +75,15 @@ Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOpti
       std::make_shared<CudaProvider>(std::move(device), options));
 }
 
+Result<int> CudaDeviceCount(const CudaLibraryNames& names) {
+  ASSIGN_OR_RETURN(const auto libraries, OpenCudaLibraries(names));
+  int count = 0;
+  if (libraries->driver.cuInit(0) != CUDA_SUCCESS ||
+      libraries->driver.cuDeviceGetCount(&count) != CUDA_SUCCESS || count == 0)
+    return Unsupported("the NVIDIA driver finds no device");
+  return count;
+}
+
 Status OrderStreams(const ExecutionProvider& provider, void* before, void* after) {
   const auto* cuda = dynamic_cast<const CudaProvider*>(&provider);
   if (cuda == nullptr || before == after) return {};

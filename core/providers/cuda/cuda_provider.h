@@ -21,9 +21,9 @@ namespace caesura {
 inline constexpr char kCudaProviderName[] = "CUDAExecutionProvider";
 
 // From names and values, as a session's provider options have them: device_id, gpu_mem_limit
-// (bytes) and user_compute_stream (an address) as in ONNX Runtime; driver_library, nvrtc_library
-// and cublas_lt_library. Fails with kInvalidArgument on other names and on values that are no
-// numbers.
+// (bytes) and user_compute_stream (an address) as in ONNX Runtime; driver_library, nvrtc_library,
+// cublas_lt_library, cudnn_library and nccl_library. Fails with kInvalidArgument on other names and
+// on values that are no numbers.
 Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& options);
 
 // Kernels are put on the stream and may run after a call returns; Copy is in order with them.
@@ -33,6 +33,10 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
 // Fails with kUnsupported where a library or the device is missing, or where this build has no CUDA
 // part. The provider's own failures are kProviderFailure.
 Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions& options = {});
+
+// How many GPUs this process sees. Fails with kUnsupported where there is no driver, or none of
+// them.
+Result<int> CudaDeviceCount(const CudaLibraryNames& names = {});
 
 // Work that is put on the stream `after` from here on begins when what `before` has been given
 // until now is done. Both are streams of the provider's device (a CUstream or cudaStream_t; null:

@@ -12,6 +12,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/cuda/cuda_device.h"
+#include "core/distributed/machine.h"
 
 namespace caesura {
 namespace {
@@ -366,8 +367,48 @@ Result<std::vector<int64_t>> NcclRanks::GatherWords(std::span<const int64_t> wor
   return control_->Gather(words, deadline);
 }
 
-// The words that ranks exchange before they join: whether each can, and NCCL's identity.
-constexpr size_t kIntroductionWords = 1 + sizeof(nccl::UniqueId) / sizeof(int64_t);
+// The words that ranks exchange before they join: whether each can, its machine, its GPU there, and
+// NCCL's identity.
+constexpr size_t kIntroductionWords = 3 + sizeof(nccl::UniqueId) / sizeof(int64_t);
+
+// The device's place on the machine's bus, by which NCCL tells devices apart. Their numbers depend
+// on what a process is shown.
+Result<int64_t> PlaceOfGpu(const CudaDevice& device) {
+  const auto& driver = device.libraries().driver;
+  CUdevice handle = 0;
+  CUresult result = driver.cuDeviceGet(&handle, device.device().index);
+  int64_t place = 0;
+  for (const CUdevice_attribute part :
+       {CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+        CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID}) {
+    int value = 0;
+    if (result == CUDA_SUCCESS) result = driver.cuDeviceGetAttribute(&value, part, handle);
+    place = place << 16 | value;
+  }
+  if (result != CUDA_SUCCESS) return device.Failure("cuDeviceGetAttribute", result);
+  return place;
+}
+
+// What keeps the ranks from joining, by what each has said; rank: the one that says so.
+Status CheckIntroductions(std::span<const int64_t> all, int rank) {
+  std::string others;
+  const size_t size = all.size() / kIntroductionWords;
+  const auto of = [&](size_t r) { return all.subspan(r * kIntroductionWords, 3); };
+  const std::string says = " (rank " + std::to_string(rank) + " says so)";
+  for (size_t r = 0; r < size; ++r) {
+    if (of(r)[0] == 0) others += (others.empty() ? "" : ", ") + std::to_string(r);
+  }
+  if (!others.empty())
+    return Unsupported("nccl: rank " + others + " has no GPU, or no NCCL; it says more" + says);
+  for (size_t r = 0; r < size; ++r) {
+    for (size_t before = 0; before < r; ++before) {
+      if (!std::ranges::equal(of(r), of(before))) continue;
+      return InvalidArgument("nccl: ranks " + std::to_string(before) + " and " + std::to_string(r) +
+                             " have the same GPU; expected one of its own for each rank" + says);
+    }
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -385,21 +426,19 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communica
       status =
           Unsupported(std::string("nccl: ncclGetUniqueId failed: ") + nccl->GetErrorString(result));
   }
-  int64_t words[kIntroductionWords] = {status.ok() ? 1 : 0};
-  std::memcpy(words + 1, &id, sizeof(id));
+  int64_t words[kIntroductionWords] = {0, static_cast<int64_t>(ThisMachine())};
+  if (status.ok()) {
+    const Result<int64_t> place = PlaceOfGpu(**device);
+    status = place.status();
+    words[2] = place.ok() ? *place : 0;
+  }
+  words[0] = status.ok() ? 1 : 0;
+  std::memcpy(words + 3, &id, sizeof(id));
   ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                    control->Gather(words, Clock::now() + control->timeout()));
   RETURN_IF_ERROR(status);
-  std::string others;
-  for (int r = 0; r < control->size(); ++r) {
-    if (all[static_cast<size_t>(r) * kIntroductionWords] == 0)
-      others += (others.empty() ? "" : ", ") + std::to_string(r);
-  }
-  if (!others.empty()) {
-    return Unsupported("nccl: rank " + others + " has no GPU, or no NCCL; it says more (rank " +
-                       std::to_string(control->rank()) + " says so)");
-  }
-  std::memcpy(&id, all.data() + 1, sizeof(id));
+  RETURN_IF_ERROR(CheckIntroductions(all, control->rank()));
+  std::memcpy(&id, all.data() + 3, sizeof(id));
   auto ranks = std::make_unique<NcclRanks>(std::move(control), *std::move(device), *nccl);
   RETURN_IF_ERROR(ranks->Join(id));
   return std::unique_ptr<Communicator>(std::move(ranks));

@@ -20,7 +20,8 @@ namespace caesura {
 // Gather or other collective: the order in which two ranks start theirs does not matter.
 // int16, uint16, complex numbers and booleans can be moved, but not reduced (kUnsupported).
 //
-// Fails with kUnsupported where a library or the GPU is missing, on this rank or on another.
+// Fails on all ranks: with kUnsupported where a library or the GPU is missing, on this rank or on
+// another; with kInvalidArgument where two ranks have the same GPU.
 Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communicator> control,
                                                        const CudaOptions& options);
 

@@ -9,6 +9,10 @@ Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOpti
   return Unsupported("this build has no CUDA provider: it was configured without CUDA_HEADERS_DIR");
 }
 
+Result<int> CudaDeviceCount(const CudaLibraryNames&) {
+  return Unsupported("this build has no CUDA provider: it was configured without CUDA_HEADERS_DIR");
+}
+
 Status OrderStreams(const ExecutionProvider&, void*, void*) { return {}; }
 
 Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communicator>,

@@ -23,7 +23,7 @@ void standin_reset(uint64_t seed) {
   state.random = seed;
   state.lane_order = caesura_emulator::LaneOrder::kDrawn;
   state.initialized = false;
-  state.devices = 1;
+  state.devices = standin::DevicesAtFirst();
   state.driver_version = 13000;
   state.capability = 90;
   state.blocks_launches = false;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 namespace standin {
@@ -19,6 +21,11 @@ std::string PlainName(const char* function) {
 }
 
 }  // namespace
+
+int DevicesAtFirst() {
+  const char* const text = std::getenv("STANDIN_DEVICES");
+  return text == nullptr ? 1 : std::atoi(text);
+}
 
 State& Driver() {
   static State* state = new State;  // outlives the program's static objects
@@ -40,7 +47,10 @@ std::uint64_t ThreadNumber() {
 
 void Report(const std::string& text) {
   auto& reports = Driver().reports;
-  if (std::find(reports.begin(), reports.end(), text) == reports.end()) reports.push_back(text);
+  if (std::find(reports.begin(), reports.end(), text) != reports.end()) return;
+  reports.push_back(text);
+  if (const char* const path = std::getenv("STANDIN_REPORTS"))
+    std::ofstream(path, std::ios::app) << text << '\n';
 }
 
 std::vector<CUcontext>& ThreadContexts() {

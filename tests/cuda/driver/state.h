@@ -154,6 +154,9 @@ struct PlannedDelay {
   int milliseconds = 0;
 };
 
+/// STANDIN_DEVICES; 1 where it is not set.
+int DevicesAtFirst();
+
 struct State {
   std::recursive_mutex lock;
   std::condition_variable_any changed;
@@ -162,7 +165,7 @@ struct State {
   std::uint64_t random = 0;
   caesura_emulator::LaneOrder lane_order = caesura_emulator::LaneOrder::kDrawn;
   bool initialized = false;
-  int devices = 1, driver_version = 13000, capability = 90;
+  int devices = DevicesAtFirst(), driver_version = 13000, capability = 90;
   bool blocks_launches = false;
   std::uint64_t memory = std::uint64_t{80} << 30, allocated = 0, most_allocated = 0;
 

@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 #include "standin.h"
 
 namespace standin_nccl {
@@ -50,7 +52,7 @@ T Reduce(T a, T b, ncclRedOp_t op) {
 }
 
 template <typename T>
-void ReduceInto(std::vector<std::byte>& sums, const std::vector<std::byte>& more, ncclRedOp_t op) {
+void ReduceInto(Bytes& sums, const Bytes& more, ncclRedOp_t op) {
   for (std::size_t at = 0; at + sizeof(T) <= sums.size(); at += sizeof(T)) {
     T a, b;
     std::memcpy(&a, &sums[at], sizeof(T));
@@ -60,8 +62,7 @@ void ReduceInto(std::vector<std::byte>& sums, const std::vector<std::byte>& more
   }
 }
 
-void ReduceInto(std::vector<std::byte>& sums, const std::vector<std::byte>& more,
-                ncclDataType_t type, ncclRedOp_t op) {
+void ReduceInto(Bytes& sums, const Bytes& more, ncclDataType_t type, ncclRedOp_t op) {
   switch (type) {
     case ncclInt8: return ReduceInto<std::int8_t>(sums, more, op);
     case ncclUint8: return ReduceInto<std::uint8_t>(sums, more, op);
@@ -82,7 +83,7 @@ bool IsPairwise(const Part& part) {
   return part.kind == Part::Kind::kSend || part.kind == Part::Kind::kReceive;
 }
 
-std::size_t Bytes(ncclDataType_t type) {
+std::size_t SizeOf(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
     case ncclUint8: return 1;
@@ -99,13 +100,13 @@ std::size_t Bytes(ncclDataType_t type) {
 }
 
 std::size_t InputBytes(const Part& part, int ranks) {
-  const std::size_t bytes = part.count * Bytes(part.type);
+  const std::size_t bytes = part.count * SizeOf(part.type);
   if (part.kind == Part::Kind::kReceive) return 0;
   return part.kind == Part::Kind::kReduceScatter ? bytes * static_cast<std::size_t>(ranks) : bytes;
 }
 
 std::size_t OutputBytes(const Part& part, int ranks) {
-  const std::size_t bytes = part.count * Bytes(part.type);
+  const std::size_t bytes = part.count * SizeOf(part.type);
   if (part.kind == Part::Kind::kSend) return 0;
   return part.kind == Part::Kind::kAllGather ? bytes * static_cast<std::size_t>(ranks) : bytes;
 }
@@ -120,75 +121,111 @@ std::string Describe(const Part& part) {
   return part.kind == Part::Kind::kAllGather ? text : text + ", op " + std::to_string(part.op);
 }
 
-Group::Key Group::KeyOf(int rank, const Part& part) {
-  const bool sends = part.kind == Part::Kind::kSend;
-  return {sends ? std::pair(rank, part.peer) : std::pair(part.peer, rank), part.number};
+Bytes Combine(const Part& part, int rank, const std::vector<Bytes>& inputs) {
+  Bytes result;
+  if (part.kind == Part::Kind::kBroadcast) return inputs[static_cast<std::size_t>(part.peer)];
+  if (part.kind == Part::Kind::kAllGather) {
+    for (const Bytes& input : inputs) result.insert(result.end(), input.begin(), input.end());
+    return result;
+  }
+  result = inputs[0];
+  for (std::size_t from = 1; from < inputs.size(); ++from) {
+    ReduceInto(result, inputs[from], part.type, part.op);
+  }
+  if (part.kind == Part::Kind::kAllReduce) return result;
+  const std::size_t bytes = OutputBytes(part, static_cast<int>(inputs.size()));
+  const auto first = result.begin() + static_cast<std::ptrdiff_t>(bytes) * rank;
+  return {first, first + static_cast<std::ptrdiff_t>(bytes)};
 }
 
-void Group::Arrive(int rank, const Part& part) {
-  const auto* begin = static_cast<const std::byte*>(part.input);
-  const std::size_t bytes = InputBytes(part, ranks);
-  std::string* described = nullptr;
-  if (IsPairwise(part)) {
-    Message& message = messages_[KeyOf(rank, part)];
-    described = &message.described;
-    if (part.kind == Part::Kind::kSend) {
-      message.data.assign(begin, begin + bytes);
-      message.sent = true;
+void ReportDifference(int rank, const std::string& described, const std::string& of_another) {
+  const std::string text = "ranks of a communicator differ: " + described + " on rank " +
+                           std::to_string(rank) + ", " + of_another + " on another";
+  standin_add_report(text.c_str());
+}
+
+namespace {
+
+class ThreadGroup : public Group {
+ public:
+  using Group::Group;
+
+  void Join(int) override { ++joined_; }
+  bool HasAll() override { return joined_ >= ranks; }
+
+  void Arrive(int rank, const Part& part) override {
+    const auto* begin = static_cast<const std::byte*>(part.input);
+    const std::size_t bytes = InputBytes(part, ranks);
+    std::string* described = nullptr;
+    if (IsPairwise(part)) {
+      Message& message = messages_[KeyOf(rank, part)];
+      described = &message.described;
+      if (part.kind == Part::Kind::kSend) {
+        message.data.assign(begin, begin + bytes);
+        message.sent = true;
+      } else {
+        message.awaited = true;
+      }
     } else {
-      message.awaited = true;
+      Meeting& meeting = meetings_[part.number];
+      described = &meeting.described;
+      meeting.inputs.resize(static_cast<std::size_t>(ranks));
+      meeting.inputs[static_cast<std::size_t>(rank)] = Bytes(begin, begin + bytes);
+      ++meeting.arrived;
     }
-  } else {
-    Meeting& meeting = meetings_[part.number];
-    described = &meeting.described;
-    meeting.inputs.emplace(rank, Bytes(begin, begin + bytes));
-  }
-  if (described->empty()) *described = Describe(part);
-  if (*described != Describe(part)) {
-    const std::string text = "ranks of a communicator differ: " + Describe(part) + " on rank " +
-                             std::to_string(rank) + ", " + *described + " on another";
-    standin_add_report(text.c_str());
+    if (described->empty()) *described = Describe(part);
+    if (*described == Describe(part)) return;
+    ReportDifference(rank, Describe(part), *described);
     differs_ = true;
   }
-}
 
-bool Group::IsWhole(int rank, const Part& part) const {
-  if (differs_) return false;
-  if (IsPairwise(part)) {
+  bool IsWhole(int rank, const Part& part) override {
+    if (differs_) return false;
+    if (!IsPairwise(part)) return meetings_.at(part.number).arrived == ranks;
     const Message& message = messages_.at(KeyOf(rank, part));
     return message.sent && message.awaited;
   }
-  return meetings_.at(part.number).inputs.size() == static_cast<std::size_t>(ranks);
-}
 
-void Group::Finish(int rank, const Part& part) {
-  if (part.kind == Part::Kind::kSend) return;
-  if (part.kind == Part::Kind::kReceive) {
-    const Bytes& data = messages_.at(KeyOf(rank, part)).data;
-    std::copy(data.begin(), data.end(), static_cast<std::byte*>(part.output));
-    return;
-  }
-  Meeting& meeting = meetings_.at(part.number);
-  Bytes result;
-  if (part.kind == Part::Kind::kBroadcast) {
-    result = meeting.inputs.at(part.peer);
-  } else if (part.kind == Part::Kind::kAllGather) {
-    for (const auto& [from, data] : meeting.inputs) {
-      result.insert(result.end(), data.begin(), data.end());
+  void Finish(int rank, const Part& part) override {
+    if (part.kind == Part::Kind::kSend) return;
+    auto* const output = static_cast<std::byte*>(part.output);
+    if (part.kind == Part::Kind::kReceive) {
+      const Bytes& data = messages_.at(KeyOf(rank, part)).data;
+      std::copy(data.begin(), data.end(), output);
+      return;
     }
-  } else {
-    result = meeting.inputs.at(0);
-    for (int from = 1; from < ranks; ++from) {
-      ReduceInto(result, meeting.inputs.at(from), part.type, part.op);
-    }
+    Meeting& meeting = meetings_.at(part.number);
+    const Bytes result = Combine(part, rank, meeting.inputs);
+    std::copy(result.begin(), result.end(), output);
+    if (++meeting.finished == ranks) meetings_.erase(part.number);
   }
-  const bool scatters = part.kind == Part::Kind::kReduceScatter;
-  const std::size_t bytes = OutputBytes(part, ranks);
-  const auto first = result.begin() + static_cast<std::ptrdiff_t>(
-                                          scatters ? bytes * static_cast<std::size_t>(rank) : 0);
-  std::copy(first, first + static_cast<std::ptrdiff_t>(bytes),
-            static_cast<std::byte*>(part.output));
-  if (++meeting.finished == ranks) meetings_.erase(part.number);
-}
+
+ private:
+  struct Meeting {
+    std::vector<Bytes> inputs;
+    std::string described;
+    int arrived = 0, finished = 0;
+  };
+  /// By sender, receiver, number: what was sent; whether the receiver's stream has come to it.
+  struct Message {
+    bool sent = false, awaited = false;
+    Bytes data;
+    std::string described;
+  };
+  using Key = std::pair<std::pair<int, int>, std::uint64_t>;
+  static Key KeyOf(int rank, const Part& part) {
+    const bool sends = part.kind == Part::Kind::kSend;
+    return {sends ? std::pair(rank, part.peer) : std::pair(part.peer, rank), part.number};
+  }
+
+  int joined_ = 0;
+  bool differs_ = false;
+  std::map<std::uint64_t, Meeting> meetings_;
+  std::map<Key, Message> messages_;
+};
+
+}  // namespace
+
+std::shared_ptr<Group> GroupOfThreads(int ranks) { return std::make_shared<ThreadGroup>(ranks); }
 
 }  // namespace standin_nccl

@@ -4,11 +4,8 @@
 #include <nccl.h>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace standin_nccl {
@@ -26,43 +23,42 @@ struct Part {
   std::uint64_t number = 0;  // of this rank's collectives; of this pair's sends or receives
 };
 bool IsPairwise(const Part& part);
-std::size_t Bytes(ncclDataType_t type);  // 0: no such type
+std::size_t SizeOf(ncclDataType_t type);  // 0: no such type
 std::size_t InputBytes(const Part& part, int ranks);
 std::size_t OutputBytes(const Part& part, int ranks);
 /// The part of a call that must be alike on all ranks.
 std::string Describe(const Part& part);
 
-/// Methods: under the driver's lock.
-struct Group {
-  int ranks = 0;
-  int joined = 0;
-  using Bytes = std::vector<std::byte>;
+using Bytes = std::vector<std::byte>;
+/// What a collective leaves on a rank. inputs: of all ranks, in their order.
+Bytes Combine(const Part& part, int rank, const std::vector<Bytes>& inputs);
+/// A fault of the program under test: ranks do different things.
+void ReportDifference(int rank, const std::string& described, const std::string& of_another);
+
+/// The ranks of one communicator. Join and HasAll: one thread at a time. The others: under the
+/// driver's lock.
+class Group {
+ public:
+  explicit Group(int size) : ranks(size) {}
+  virtual ~Group() = default;
+  const int ranks;
+
+  virtual void Join(int rank) = 0;
+  virtual bool HasAll() = 0;
 
   /// This rank's stream has come to the part: its input is copied. If it differs from what other
   /// ranks do, that is reported, and nothing becomes whole any more.
-  void Arrive(int rank, const Part& part);
+  virtual void Arrive(int rank, const Part& part) = 0;
   /// All that the part needs of the others is there.
-  bool IsWhole(int rank, const Part& part) const;
+  virtual bool IsWhole(int rank, const Part& part) = 0;
   /// Writes the output; REQUIRES: IsWhole.
-  void Finish(int rank, const Part& part);
-
- private:
-  bool differs_ = false;
-  struct Meeting {
-    std::map<int, Bytes> inputs;
-    std::string described;
-    int finished = 0;
-  };
-  std::map<std::uint64_t, Meeting> meetings_;
-  /// By sender, receiver, number: what was sent; whether the receiver's stream has come to it.
-  struct Message {
-    bool sent = false, awaited = false;
-    Bytes data;
-    std::string described;
-  };
-  using Key = std::pair<std::pair<int, int>, std::uint64_t>;
-  static Key KeyOf(int rank, const Part& part);
-  std::map<Key, Message> messages_;
+  virtual void Finish(int rank, const Part& part) = 0;
 };
+
+/// Ranks that are threads of this process.
+std::shared_ptr<Group> GroupOfThreads(int ranks);
+/// Ranks in any processes, which exchange files in this folder. It is made if it is not there, and
+/// stays.
+std::shared_ptr<Group> GroupInFolder(int ranks, const std::string& folder);
 
 }  // namespace standin_nccl

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for NCCL whose ranks are threads of one process. A collective stands at the head of
-// its stream until all ranks' streams have come to theirs, as NCCL's kernels wait for each other.
+// A stand-in for NCCL. A collective stands at the head of its stream until all ranks' streams have
+// come to theirs, as NCCL's kernels wait for each other. Ranks are threads of one process; or,
+// where the variable STANDIN_NCCL_FOLDER names a folder, of several ones that all have it.
 #include "nccl/exchange.h"
 #include <cuda.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -107,7 +110,7 @@ std::uint64_t Number(ncclComm& comm, const Part& part) {
 ncclResult_t Add(const char* function, ncclComm_t comm, cudaStream_t stream, Part part) {
   if (const ncclResult_t planned = Planned(function); planned != ncclSuccess) return planned;
   if (comm == nullptr) return Refuse(comm, std::string(function) + " without a communicator");
-  if (standin_nccl::Bytes(part.type) == 0) return Refuse(comm, "no such data type");
+  if (standin_nccl::SizeOf(part.type) == 0) return Refuse(comm, "no such data type");
   if (part.peer < 0 || part.peer >= comm->group->ranks) return Refuse(comm, "no such rank");
   if (part.op != ncclSum && part.op != ncclMax && part.op != ncclMin)
     return Refuse(comm, "an operation that the stand-in does not have");
@@ -151,7 +154,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return planned;
   const std::lock_guard guard(lock);
   std::memset(id, 0, sizeof(*id));
-  std::snprintf(id->internal, sizeof(id->internal), "standin %llu",
+  std::snprintf(id->internal, sizeof(id->internal), "standin-%d-%llu", static_cast<int>(getpid()),
                 static_cast<unsigned long long>(next_id++));
   return ncclSuccess;
 }
@@ -168,9 +171,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   if (current == nullptr) return Refuse(nullptr, "no context is current");
   const std::lock_guard guard(lock);
   std::shared_ptr<Group>& group = groups[id.internal];
-  if (group == nullptr) group = std::make_shared<Group>();
-  group->ranks = ranks;
-  ++group->joined;
+  if (group == nullptr) {
+    const char* const folder = std::getenv("STANDIN_NCCL_FOLDER");
+    group = folder == nullptr
+                ? standin_nccl::GroupOfThreads(ranks)
+                : standin_nccl::GroupInFolder(ranks, std::string(folder) + "/" + id.internal);
+  }
+  group->Join(rank);
   *comm = new ncclComm;
   (*comm)->group = group;
   (*comm)->rank = rank;
@@ -185,7 +192,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     return ncclSuccess;
   }
   const std::lock_guard guard(lock);
-  const bool whole = comm->group->joined >= comm->group->ranks && comm->asked;
+  const bool whole = comm->group->HasAll() && comm->asked;
   comm->asked = true;  // the first answer is that it goes on
   *error = whole ? ncclSuccess : ncclInProgress;
   return ncclSuccess;

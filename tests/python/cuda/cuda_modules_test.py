@@ -371,16 +371,6 @@ def test_arguments_that_are_not_dense(cuda):  # noqa: F811
     assert losses[0] == losses[1]
 
 
-def test_several_ranks_are_refused(cuda, monkeypatch):  # noqa: F811
-    from caesura.runtime import step_ranks
-
-    _, _, step = small_step()
-    monkeypatch.setattr(step.ranks, "join", lambda programs: None)
-    monkeypatch.setattr(step_ranks, "communicator", lambda group: object())
-    with pytest.raises(caesura.StepRefused, match="with several ranks a step takes modules on the CPU only"):
-        step(*small_batch())
-
-
 def test_halves(cuda):  # noqa: F811
     eager, other = (m.to(torch.bfloat16) for m in pair(Gpt()))
     expected, given = eager(*batch()), caesura.wrap(other)(*batch())

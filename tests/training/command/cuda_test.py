@@ -14,7 +14,8 @@ import pytest
 
 COMMAND = shutil.which("caesura")
 pytestmark = pytest.mark.skipif(COMMAND is None, reason="the caesura command is not on PATH (. build/activate)")
-OPTIONS = {"driver_library": "cuda", "nvrtc_library": "nvrtc", "cublas_lt_library": "cublaslt", "cudnn_library": "cudnn"}
+OPTIONS = {"driver_library": "cuda", "nvrtc_library": "nvrtc", "cublas_lt_library": "cublaslt", "cudnn_library": "cudnn",
+           "nccl_library": "nccl"}
 
 
 def standins() -> dict:
@@ -48,16 +49,36 @@ def losses(folder, log):
     return [float(row.split(",")[2]) for row in (folder / log).read_text().splitlines()[1:]]
 
 
-def test_trains_on_the_gpu(folder):
+def train_there(folder, log, *arguments, **environment):
     libraries = standins()
     options = [part for option, path in libraries.items() for part in ("--provider-option", f"{option}={path}")]
-    here = train(folder, "here.csv")
     # Kernels find the stand-in driver among the process's global names.
-    there = train(folder, "there.csv", "--provider", "cuda", *options, LD_PRELOAD=str(libraries["driver_library"]),
-                  CAESURA_PROGRAM_CACHE="off")
+    return train(folder, log, "--provider", "cuda", *options, *arguments, LD_PRELOAD=str(libraries["driver_library"]),
+                 CAESURA_PROGRAM_CACHE="off", STANDIN_REPORTS=str(folder / "reports"), **environment)
+
+
+def test_trains_on_the_gpu(folder):
+    here, there = train(folder, "here.csv"), train_there(folder, "there.csv")
     assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
     np.testing.assert_allclose(losses(folder, "there.csv"), losses(folder, "here.csv"), rtol=1e-4)
     assert "falls back" not in there.stderr
+    assert not (folder / "reports").exists()
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")
+def test_ranks_have_a_gpu_each(folder):
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    ranks = {**as_root, "STANDIN_NCCL_FOLDER": str(folder / "nccl"), "STANDIN_DEVICES": "2"}
+    here = train(folder, "here.csv", "--nproc", 2, "--clip", 1, **as_root)
+    there = train_there(folder, "there.csv", "--nproc", 2, "--clip", 1, **ranks)
+    assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
+    np.testing.assert_allclose(losses(folder, "there.csv"), losses(folder, "here.csv"), rtol=1e-5)
+    assert list((folder / "nccl").glob("*/all.*")) and "falls back" not in there.stderr
+    assert not (folder / "reports").exists()
+    wrong = train_there(folder, "log.csv", "--nproc", 2, **ranks | {"STANDIN_DEVICES": "1"})
+    assert wrong.returncode != 0 and "nccl: ranks 0 and 1 have the same GPU" in wrong.stderr
+    wrong = train_there(folder, "log.csv", "--nproc", 2, "--shard", 1, **ranks)
+    assert wrong.returncode != 0 and "shard: parts of the state are exchanged in host memory" in wrong.stderr
 
 
 @pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="this machine has a driver")

@@ -4,7 +4,8 @@
 import importlib.util
 import pathlib
 
-_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*"}
+_LIBRARIES = {"nvrtc_library": "libnvrtc.so.*", "cublas_lt_library": "libcublasLt.so.*", "cudnn_library": "libcudnn.so.*",
+              "nccl_library": "libnccl.so.*"}
 
 
 def with_cuda_libraries(options: dict) -> dict:

@@ -161,6 +161,21 @@ TEST_F(NcclCommunicators, ARankWithoutItsGpuStopsAll) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_F(NcclCommunicators, RanksWithOneGpuAreRefused) {
+  Call<decltype(standin_reset)>("standin_reset")(seed_);
+  auto controls = LocalCommunicators(2);
+  std::vector<std::thread> threads;
+  for (auto& control : controls) {
+    threads.emplace_back([&control] {
+      const Status status = NcclCommunicator(std::move(control), OptionsOfRank(0)).status();
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status.message().find("nccl: ranks 0 and 1 have the same GPU"), std::string::npos)
+          << status.message();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(NcclCommunicators, ShortIntegersMoveAndAreNotReduced) {
   RunGpuRanks(1, [&](Communicator& c, const CudaOptions& options) {
     const auto provider = Provider(options);

@@ -225,6 +225,12 @@ def mark_stepped(optimizer) -> None:
     optimizer._opt_called = True
 
 
+def group_timeout(process_group):
+    """The time that each collective of a torch.distributed group may take."""
+    backend = process_group._get_backend(process_group._device_types[0])
+    return backend.options._timeout
+
+
 def original(function):
     """The function that torch.compile or Dynamo has wrapped; None for others."""
     return getattr(function, "_torchdynamo_orig_callable", None)

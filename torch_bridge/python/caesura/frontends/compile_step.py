@@ -316,7 +316,6 @@ class CompiledStep(Suspendable, Ranked):
         if why := refusal(devices):
             raise StepRefused(f"the step cannot be one program: {why}")
         if devices - {CPU}:
-            self.ranks.refuse_gpu()
             take_attention(graph, own_dropout=True)
         captured, table = [], decompositions(KEPT)
         if differentiates:

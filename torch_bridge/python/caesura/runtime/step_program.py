@@ -81,6 +81,7 @@ class StepProgram:
         self.learning = frozenset(map(id, self.learners))
         device = bound[0][2].device
         self.gpu = None if device == CPU else open_gpu(device)[0]
+        among = owner.ranks.arguments(device, self.gpu)
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
@@ -88,15 +89,23 @@ class StepProgram:
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
             "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
-            **owner.ranks.arguments(),
+            **among,
         }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
         self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
         if self.gpu:  # the module's tensors stay there, whatever happens: a failure is the caller's to see
             self.session.disable_fallback()
+            if among["communicator"] is not None and among["join_ranks"]:
+                self._take_joined()
         self._watch = None
         owner.prepare(self)
         self.rebind()
         self.random = any(map(draws_in_run, forward.graph.node))
+
+    @torch.no_grad()
+    def _take_joined(self):
+        """Copies the parameters and buffers of rank 0, which the session has, to the module's own tensors."""
+        for name, _, value in self.bound:
+            as_real(value).copy_(self.session.parameter(name).to_torch())
 
     def model(self):
         """The forward as an ONNX model with the module's parameters and buffers as they are now."""
@@ -281,7 +290,8 @@ class CapturedStep(StepProgram):
             raise StepRefused("the loss depends on no parameter of the optimizer's")
         try:
             if self.is_parallel:
-                owner.ranks.refuse_parallel(self.draws or any(map(draws_in_run, model.graph.node)))
+                draws = self.draws or any(map(draws_in_run, model.graph.node))
+                owner.ranks.refuse_parallel(draws, bound[0][2].device)
             self.open(model, bound)
         except NotImplementedError as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None

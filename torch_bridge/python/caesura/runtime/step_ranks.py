@@ -4,7 +4,7 @@
 import torch
 
 from caesura.capture.dtensors import is_dtensor
-from caesura.ranks import communicator
+from caesura.ranks import communicator, has_other_ranks, host_group
 from caesura.runtime.step_program import StepRefused
 from caesura.runtime.step_shards import StepShards
 
@@ -22,7 +22,8 @@ class StepRanks:
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
-        self._group, self._communicator = process_group, None
+        self._group, self._has_others = process_group, False
+        self._communicators = {}  # by the device whose memory is exchanged
         self._has_joined = False
         self.shards = StepShards(shard)
         self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype, "bucket_bytes": bucket_bytes}
@@ -30,23 +31,17 @@ class StepRanks:
 
     def join(self, programs):
         """Finds the other ranks, which may have come after compile_step()."""
-        if self._communicator is not None:
+        if self._has_others:
             return
-        self._communicator = communicator(self._group)
-        if self._communicator is not None and any(p.session is not None for p in programs):
+        self._has_others = has_other_ranks(self._group)
+        if self._has_others and any(p.session is not None for p in programs):
             raise StepRefused("the process group was initialised after this step's first call: make the step again")
 
     def refuse_optimizer(self, optimizer):
         """Refuses an optimizer that PyTorch steps: the gradients that it would read are those of this rank."""
-        if communicator(self._group) is not None:
+        if has_other_ranks(self._group):
             raise StepRefused(f"with several ranks the program must do the update, which {type(optimizer).__name__} cannot be written "
                               "into; write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
-
-    def refuse_gpu(self):
-        """Refuses a module on a GPU: the ranks of a step exchange tensors of the host."""
-        if communicator(self._group) is not None:
-            raise StepRefused("with several ranks a step takes modules on the CPU only so far; for a module on a GPU write "
-                              "DistributedDataParallel(caesura.wrap(module)) and a plain loop")
 
     def take_parts(self, tensors: dict):
         """Tells how the ranks hold these tensors, by name, of a program.
@@ -87,8 +82,12 @@ class StepRanks:
         self._has_parts |= bool(parts)
         return groups, frozenset(parts)
 
-    def refuse_parallel(self, draws: bool):
-        """Refuses options of a step whose module exchanges values between the ranks. draws: it draws random numbers."""
+    def refuse_parallel(self, draws: bool, device: torch.device):
+        """Refuses options of a step whose module exchanges values between the ranks. draws: it draws random numbers. device:
+        where the parameters are."""
+        if device.type != "cpu":
+            raise StepRefused(f"the module is on {device}, and parallelized modules are taken on the CPU only so far; write "
+                              "caesura.wrap(module) and a loop of your own")
         if draws:
             raise StepRefused("the forward draws random numbers (dropout), other ones on each rank, where parallelized modules need "
                               "the same; set dropout to 0, or write caesura.wrap(module) and a loop of your own")
@@ -108,23 +107,32 @@ class StepRanks:
         if self.shards.is_divided:
             raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
                              "the step again, and load the last state")
-        group = torch.distributed.group.WORLD if process_group is None else process_group
+        group = host_group(process_group)
         calls = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(group.size())]
         torch.distributed.all_gather(calls, torch.tensor(step.micro_steps, device="cpu"), group=group)
         root = torch.distributed.get_global_rank(group, int(torch.stack(calls).argmax()))
         state = [value for p in step.optimizer.state.values() for value in p.values() if isinstance(value, torch.Tensor)]
         with torch.no_grad():
             for tensor in (*step.module.parameters(), *step.module.buffers(), *state):
-                torch.distributed.broadcast(tensor, root, group=group)
+                here = tensor.detach().cpu()
+                torch.distributed.broadcast(here, root, group=group)
+                if tensor.device.type != "cpu":
+                    tensor.copy_(here)
         step.micro_steps = int(max(calls)) // step.accumulation_steps * step.accumulation_steps
-        self._group, self._communicator, self._has_joined = group, communicator(group), True
+        self._group, self._has_others, self._communicators, self._has_joined = group, group.size() > 1, {}, True
 
-    def arguments(self) -> dict:
+    def arguments(self, device: torch.device, gpu) -> dict:
         """Returns what a session of the step is opened with. Only the first one takes the parameters of rank 0: a later
-        one, for other shapes, may be opened on some ranks only.
+        one, for other shapes, may be opened on some ranks only. device: where the parameters are. gpu: the _core.Gpu of
+        that device; None: the CPU.
         """
+        if self._has_others and device not in self._communicators:
+            try:
+                self._communicators[device] = communicator(self._group, gpu)
+            except (NotImplementedError, ValueError) as error:
+                raise StepRefused(f"the ranks of the step cannot exchange gradients on {device}: {error}") from None
         joins, self._has_joined = not self._has_joined, True
-        return {"communicator": self._communicator, "join_ranks": joins, **self.shards.arguments(), **self._options}
+        return {"communicator": self._communicators.get(device), "join_ranks": joins, **self.shards.arguments(), **self._options}
 
     def gather_state(self, optimizer):
         """Puts the whole state into the optimizer, where this rank has parts of it."""
