@@ -255,6 +255,7 @@ TEST_F(CudaTorchModule, AMissingOrderIsReported) {
       gpu->Copy(CopyKind::kToDevice, x.mutable_data_ptr(), zeros.raw(), zeros.bytes()).ok());
   x = x.cpu();
   ASSERT_TRUE(gpu->Synchronise().ok());
+  Call<int()>("cuCtxSynchronize")();
   EXPECT_THAT(Reports(), ::testing::Not(::testing::IsEmpty()));
 }
 
