@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/torch_module.h"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -9,11 +10,14 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/providers/cpu_provider.h"
 #include "torch_bridge/autograd_node.h"
 #include "torch_bridge/checked.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
 #include "training/gradient/training_mode.h"
+#include "training/kernels/training_ops.h"
+#include "training/parameters.h"
 #include "training/step_program.h"
 
 namespace caesura::torch {
@@ -27,9 +31,29 @@ using NnModule = ::torch::nn::Module;
   return Checked(ToTorch(value.tensor()));
 }
 
-std::vector<::torch::Tensor> TensorsOf(const std::vector<RuntimeValue>& values) {
+// On the GPU, where there is one: what a kernel of the host has made is brought there.
+::torch::Tensor TensorOn(const std::shared_ptr<const ExecutionProvider>& gpu,
+                         const RuntimeValue& value) {
+  if (gpu == nullptr || !value.is_tensor()) return TensorOf(value);
+  return TensorOf(LentToTorch(value.tensor(), gpu)).to(*TorchDeviceOf(gpu->device()));
+}
+
+std::vector<::torch::Tensor> TensorsOn(const std::shared_ptr<const ExecutionProvider>& gpu,
+                                       const std::vector<RuntimeValue>& values) {
   std::vector<::torch::Tensor> out;
-  for (const RuntimeValue& value : values) out.push_back(TensorOf(value));
+  for (const RuntimeValue& value : values) out.push_back(TensorOn(gpu, value));
+  return out;
+}
+
+// What `call` returns. On a GPU its work follows PyTorch's earlier work, and PyTorch's later work
+// follows it. REQUIRES: the caller holds the tensors that the call reads.
+template <typename Call>
+auto InOrder(const std::shared_ptr<const ExecutionProvider>& gpu, Call call) {
+  if (gpu != nullptr) Checked(WaitForTorch(*gpu));
+  auto result = call();
+  const Status ordered = gpu == nullptr ? Status() : TorchWaits(*gpu);
+  auto out = Checked(std::move(result));
+  Checked(ordered);
   return out;
 }
 
@@ -53,8 +77,13 @@ struct Seen {
 class Module::Backward : public ::torch::autograd::Node {
  public:
   Backward(ForwardRun run, std::vector<int> outputs,
-           const std::map<std::string, ::torch::Tensor>& sources)
-      : run_(std::move(run)), output_count_(run_->outputs.size()), outputs_(std::move(outputs)) {
+           const std::map<std::string, ::torch::Tensor>& sources, Program program,
+           NamedValues feeds)
+      : program_(std::move(program)),
+        feeds_(std::move(feeds)),
+        run_(std::move(run)),
+        output_count_(run_->outputs.size()),
+        outputs_(std::move(outputs)) {
     run_->outputs.clear();  // the caller's
     for (const auto& [name, tensor] : sources) {
       if (tensor.is_inference()) continue;  // has no counter
@@ -78,10 +107,11 @@ class Module::Backward : public ::torch::autograd::Node {
       if (dys[k].defined()) gradients[outputs_[k]] = Checked(FromTorch(dys[k]));
     }
     const bool keep = ::torch::autograd::get_current_graph_task_keep_graph();
-    const std::vector<RuntimeValue> results = Checked(run_->Backward(std::move(gradients), keep));
+    const std::vector<RuntimeValue> results =
+        InOrder(program_.gpu, [&] { return run_->Backward(std::move(gradients), keep); });
     variable_list dxs(results.size());
     for (size_t i = 0; i < results.size(); ++i) {
-      if (task_should_compute_output(i)) dxs[i] = TensorOf(results[i]);
+      if (task_should_compute_output(i)) dxs[i] = TensorOn(program_.gpu, results[i]);
     }
     return dxs;
   }
@@ -89,11 +119,16 @@ class Module::Backward : public ::torch::autograd::Node {
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
     run_.reset();
+    feeds_.clear();
+    program_.module.reset();
   }
 
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
+  // The run lets go of feeds and parameters before PyTorch's stream waits for its work.
+  Program program_;
+  NamedValues feeds_;
   std::optional<ForwardRun> run_;
   size_t output_count_;
   std::vector<int> outputs_;  // that dys are the gradients of
@@ -115,6 +150,12 @@ Module::Module(Model model, ModuleOptions options)
   for (const Value* value : model_.graph->Values()) {
     if (statistics.count(value)) AddState(value->name(), /*is_parameter=*/false);
   }
+  const Device first = options_.providers.empty() ? Device() : options_.providers[0]->device();
+  if (first.is_host()) return;
+  const std::optional<::torch::Device> there = TorchDeviceOf(first);
+  TORCH_CHECK(there, "this PyTorch has no device ", first.ToString(), ", where ",
+              options_.providers[0]->name(), " works");
+  NnModule::to(*there);
 }
 
 // A copy of the initializer, as the torch tensor and in the model.
@@ -141,12 +182,46 @@ void Module::AddState(const std::string& name, bool is_parameter) {
   else owner->register_buffer(rest, std::move(tensor));
 }
 
-std::shared_ptr<SplitModule> Module::Program(const Variant& variant) {
+::torch::Device Module::DeviceFor(const std::vector<::torch::Tensor>& inputs) const {
+  if (state_.empty()) return inputs.empty() ? ::torch::Device(at::kCPU) : inputs[0].device();
+  const ::torch::Device device = state_[0].tensor.device();
+  for (const State& state : state_) {
+    TORCH_CHECK(state.tensor.device() == device, "parameter '", state.name, "' is on ",
+                state.tensor.device(), ", but '", state_[0].name, "' is on ", device);
+  }
+  return device;
+}
+
+// Those that serve the device, then those of the host.
+ProviderList Module::ProvidersOn(Device device) {
+  ProviderList out, host;
+  for (const auto& provider : options_.providers) {
+    if (provider->device().is_host()) host.push_back(provider);
+    else if (provider->device() == device) out.push_back(provider);
+  }
+  for (const auto& provider : own_) {
+    if (provider->device() == device) out.push_back(provider);
+  }
+  if (out.empty() && !device.is_host()) {
+    TORCH_CHECK(device.type == DeviceType::kCuda, "none of the module's providers serves ",
+                device.ToString());
+    CudaOptions cuda;
+    cuda.device_id = device.index;
+    cuda.tf32 = at::globalContext().allowTF32CuBLAS();
+    own_.push_back(Checked(MakeCudaProviderOnTorch(cuda)));
+    out.push_back(own_.back());
+  }
+  if (host.empty()) host.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  out.insert(out.end(), host.begin(), host.end());
+  return out;
+}
+
+Module::Program Module::ProgramFor(Variant variant) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (State& state : state_) {
     if (state.tensor.const_data_ptr() == state.bytes) continue;
-    // set_data has given the parameter other bytes.
-    Tensor present = Checked(FromTorch(state.tensor));
+    // set_data, or to(), has given the parameter other bytes. Runs in flight keep the old ones.
+    Tensor present = Checked(FromTorch(state.tensor.detach()));
     Value* value = model_.graph->FindValue(state.name);
     TORCH_CHECK(present.raw() == state.tensor.const_data_ptr(), "parameter '", state.name,
                 "' is not contiguous");
@@ -158,20 +233,24 @@ std::shared_ptr<SplitModule> Module::Program(const Variant& variant) {
     model_.graph->SetInitializer(value, std::move(present));
     programs_.clear();
   }
-  std::shared_ptr<SplitModule>& program = programs_[variant];
-  if (program == nullptr) {
-    SplitModuleOptions split;
-    split.trainable = options_.trainable;
-    split.frozen = options_.frozen;
-    split.training = variant.first;
-    split.inputs = variant.second;
-    split.providers = options_.providers;
-    split.threads = options_.threads;
-    split.seed = options_.seed;
-    split.share_parameters = true;
-    program = Checked(SplitModule::Create(model_.Clone(), std::move(split)));
+  for (const Program& program : programs_) {
+    if (program.variant == variant) return program;
   }
-  return program;
+  SplitModuleOptions split;
+  split.trainable = options_.trainable;
+  split.frozen = options_.frozen;
+  split.training = variant.training;
+  split.inputs = variant.wanted;
+  split.providers = ProvidersOn(variant.device);
+  split.gradients_on_device = split.predictions_on_device = !variant.device.is_host();
+  if (!variant.device.is_host()) split.device_inputs = InputsWithDims(*model_.graph);
+  split.threads = options_.threads;
+  split.seed = options_.seed;
+  split.share_parameters = true;
+  Gpu gpu = variant.device.is_host() ? nullptr : split.providers[0];
+  std::shared_ptr<SplitModule> module =
+      Checked(SplitModule::Create(model_.Clone(), std::move(split)));
+  return programs_.emplace_back(Program{std::move(variant), std::move(module), std::move(gpu)});
 }
 
 std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tensor>& inputs) {
@@ -185,33 +264,47 @@ std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tens
     if (inputs[i].requires_grad()) wanted.push_back(input_names_[i]);
   }
   const NamedValues feeds = FeedsOf(sources);
+  const ::torch::Device device = DeviceFor(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_number = inputs[i].dim() == 0 && inputs[i].is_cpu();
+    TORCH_CHECK(inputs[i].device() == device || is_number, "input '", input_names_[i], "' is on ",
+                inputs[i].device(), ", but the module is on ", device,
+                ": move the one or the other with to()");
+  }
   for (const State& state : state_) {
     sources[state.name] = state.tensor;
     differentiable = differentiable || state.tensor.requires_grad();
   }
   if (!at::GradMode::is_enabled()) wanted.clear();
-  const auto program = Program({is_training(), wanted});
+  const std::optional<Device> known = DeviceOf(device);
+  TORCH_CHECK(known, "the module is on ", device, ", where nothing is computed");
+  const Program program = ProgramFor({is_training(), wanted, *known});
   if (at::GradMode::is_enabled() && (differentiable || !wanted.empty())) {
-    return Differentiable(*program, feeds, std::move(sources));
+    return Differentiable(program, feeds, std::move(sources));
   }
-  if (!is_training()) return TensorsOf(Checked(program->Predict(feeds)));
-  return TensorsOf(Checked(program->Forward(feeds)).outputs);
+  const auto outputs = InOrder(program.gpu, [&]() -> Result<std::vector<RuntimeValue>> {
+    if (!is_training()) return program.module->Predict(feeds);
+    Result<ForwardRun> run = program.module->Forward(feeds);
+    if (!run.ok()) return run.status();
+    return std::move(run->outputs);
+  });
+  return TensorsOn(program.gpu, outputs);
 }
 
 std::vector<::torch::Tensor> Module::Differentiable(
-    SplitModule& program, const NamedValues& feeds,
+    const Program& program, const NamedValues& feeds,
     std::map<std::string, ::torch::Tensor> sources) {
-  ForwardRun run = Checked(program.Forward(feeds));
-  std::vector<::torch::Tensor> outputs = TensorsOf(run.outputs);
+  ForwardRun run = InOrder(program.gpu, [&] { return program.module->Forward(feeds); });
+  std::vector<::torch::Tensor> outputs = TensorsOn(program.gpu, run.outputs);
   std::vector<::torch::Tensor> differentiated;
-  for (const std::string& name : program.gradient_names())
+  for (const std::string& name : program.module->gradient_names())
     differentiated.push_back(sources.at(name));
   for (const State& state :
        state_) {  // running statistics are written in training, where no backward reads them
     if (!state.is_parameter && is_training()) sources.erase(state.name);
   }
-  const std::vector<int> taking = program.differentiable_outputs();
-  auto node = MakeNode<Backward>(std::move(run), taking, sources);
+  const std::vector<int> taking = program.module->differentiable_outputs();
+  auto node = MakeNode<Backward>(std::move(run), taking, sources, program, feeds);
   node->set_next_edges(::torch::autograd::collect_next_edges(differentiated));
   for (int i : taking) ::torch::autograd::set_history(outputs[i], node);
   return outputs;
@@ -224,13 +317,17 @@ std::vector<::torch::Tensor> Module::Differentiable(
 }
 
 std::shared_ptr<NnModule> Module::clone(const std::optional<::torch::Device>& device) const {
-  TORCH_CHECK(!device || device->is_cpu(), "caesura::torch::Module runs on the CPU only");
-  auto copy = std::make_shared<Module>(model_.Clone(), options_);
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < state_.size(); ++i) {
-    copy->state_[i].tensor.copy_(state_[i].tensor);
-    copy->state_[i].tensor.set_requires_grad(state_[i].tensor.requires_grad());
+  Model model = model_.Clone();
+  for (const State& state : state_) {  // on the host, where a new module begins
+    Value* value = model.graph->FindValue(state.name);
+    const at::Tensor host = state.tensor.detach().to(at::kCPU, *ScalarTypeOf(value->dtype()));
+    model.graph->SetInitializer(value, Checked(FromTorch(host)));
   }
+  auto copy = std::make_shared<Module>(std::move(model), options_);
+  for (size_t i = 0; i < state_.size(); ++i)
+    copy->state_[i].tensor.set_requires_grad(state_[i].tensor.requires_grad());
+  copy->NnModule::to(device ? *device : DeviceFor({}));
   copy->train(is_training());
   return copy;
 }
@@ -259,7 +356,7 @@ void TrainingStep::LetGo() const {
 std::vector<::torch::Tensor> TrainingStep::predict(const TensorMap& feeds) {
   Result<std::vector<RuntimeValue>> outputs = session_->Predict(Take(feeds));
   LetGo();
-  return TensorsOf(Checked(std::move(outputs)));
+  return TensorsOn(nullptr, Checked(std::move(outputs)));
 }
 
 TensorMap TrainingStep::parameters() const {

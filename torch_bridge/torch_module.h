@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An ONNX model in a loop of LibTorch: Module is a torch::nn::Module whose forward and backward are
-// a split program; TrainingStep runs whole steps on torch tensors.
+// a split program, on the CPU or a GPU; TrainingStep runs whole steps on torch tensors.
 //
 //   auto net = std::make_shared<caesura::torch::Module>(caesura::ReadModel("net.onnx").value());
 //   torch::optim::AdamW optimizer(net->parameters());
@@ -32,9 +32,11 @@ namespace caesura::torch {
 struct ModuleOptions {
   // Initializers to train, as in StepOptions. The others are constants of the model.
   std::vector<std::string> trainable = {}, frozen = {};
-  ProviderList providers = {};  // empty: the CPU provider
-  int threads = 0;              // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
-  uint64_t seed = 0;            // of dropout and other random ops
+  // Where the module may run. It begins on the device of the first one. Empty: the CPU, and GPUs
+  // that it is moved to.
+  ProviderList providers = {};
+  int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;  // of dropout and other random ops
 };
 
 // Its parameters are the model's trained initializers under their names, a dot in a name being a
@@ -48,8 +50,15 @@ struct ModuleOptions {
 // in place after its forward, as far as PyTorch's version counters tell. Derivatives of derivatives
 // are refused.
 //
+// It runs where its parameters and buffers are: after to(torch::kCUDA) on that GPU, by the provider
+// among its options that serves it, or else by one of its own in PyTorch's memory
+// (MakeCudaProviderOnTorch, with TF32 where PyTorch has it). Inputs must be there too, but for
+// scalars; outputs and gradients are. Nothing is copied to the host but what nodes without a kernel
+// for the GPU read. Work is in order with PyTorch's current stream, and the host does not wait. A
+// module without parameters and buffers runs where its first input is.
+//
 // Thread safety: forward and backward from any thread, while nobody writes to parameters, changes
-// the mode or the dtypes. CPU only.
+// the mode, the dtypes or the device.
 class Module : public ::torch::nn::Module {
  public:
   explicit Module(Model model, ModuleOptions options = {});
@@ -60,6 +69,7 @@ class Module : public ::torch::nn::Module {
   // For models of one input and one output.
   ::torch::Tensor forward(const ::torch::Tensor& input);
 
+  // A copy with parameters of its own, on `device` or else where this one is.
   std::shared_ptr<::torch::nn::Module> clone(
       const std::optional<::torch::Device>& device = std::nullopt) const override;
 
@@ -71,19 +81,33 @@ class Module : public ::torch::nn::Module {
     const void* bytes;  // that the programs read
     bool is_parameter;
   };
-  // A program is made for a mode and the inputs that gradients are wanted of.
-  using Variant = std::pair<bool, std::vector<std::string>>;
+  // A program is made for a mode, the inputs that gradients are wanted of, and a device.
+  struct Variant {
+    bool training;
+    std::vector<std::string> wanted;
+    Device device;
+    bool operator==(const Variant&) const = default;
+  };
+  using Gpu = std::shared_ptr<const ExecutionProvider>;
+  struct Program {
+    Variant variant;
+    std::shared_ptr<SplitModule> module;
+    Gpu gpu;  // null: it runs on the host
+  };
   void AddState(const std::string& name, bool is_parameter);
-  std::shared_ptr<SplitModule> Program(const Variant& variant);
-  std::vector<::torch::Tensor> Differentiable(SplitModule& program, const NamedValues& feeds,
+  ::torch::Device DeviceFor(const std::vector<::torch::Tensor>& inputs) const;
+  ProviderList ProvidersOn(Device device);
+  Program ProgramFor(Variant variant);
+  std::vector<::torch::Tensor> Differentiable(const Program& program, const NamedValues& feeds,
                                               std::map<std::string, ::torch::Tensor> sources);
 
   Model model_;
   ModuleOptions options_;
   std::vector<std::string> input_names_;
   std::vector<State> state_;
-  std::mutex mutex_;  // of programs_, and of what they are made from: model_ and State::bytes
-  std::map<Variant, std::shared_ptr<SplitModule>> programs_;
+  std::mutex mutex_;  // of all below, and of what programs are made from: model_ and State::bytes
+  std::vector<Program> programs_;
+  ProviderList own_;  // of GPUs that the options' providers do not serve
 };
 
 // Tensors by the names of a model's inputs, or of its parameters.

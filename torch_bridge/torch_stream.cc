@@ -47,6 +47,13 @@ Result<std::shared_ptr<void>> AllocateByTorch(Device device, size_t bytes) try {
   return Status(StatusCode::kProviderFailure, error.what());
 }
 
+Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProviderOnTorch(CudaOptions options) {
+  const Device device{DeviceType::kCuda, static_cast<int16_t>(options.device_id)};
+  options.stream = Named(nullptr);
+  options.allocate = [device](size_t bytes) { return AllocateByTorch(device, bytes); };
+  return MakeCudaProvider(options);
+}
+
 Status WaitForTorch(const ExecutionProvider& provider) { return Order(provider, true); }
 
 Status TorchWaits(const ExecutionProvider& provider) { return Order(provider, false); }

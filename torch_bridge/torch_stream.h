@@ -6,6 +6,7 @@
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_STREAM_H_
 #define CAESURA_TORCH_BRIDGE_TORCH_STREAM_H_
 
+#include "core/cuda/cuda_options.h"
 #include "core/providers/execution_provider.h"
 #include "core/tensor/tensor.h"
 
@@ -18,6 +19,11 @@ Result<void*> CurrentTorchStream(Device device);
 // Memory of PyTorch's own allocator, in the order of the device's default stream. The last copy of
 // what it returns gives it back.
 Result<std::shared_ptr<void>> AllocateByTorch(Device device, size_t bytes);
+
+// A CUDA provider that works in PyTorch's memory and on the default stream, which is PyTorch's
+// where nobody chooses another one. Of `options`, stream and allocate are set here. Fails as
+// MakeCudaProvider.
+Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProviderOnTorch(CudaOptions options = {});
 
 // The provider's work from here on begins when PyTorch's earlier work is done: that on the stream
 // that is current on this thread. Nothing happens on the host, or where both have one stream. Fails

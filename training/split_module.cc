@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/split_module.h"
 
+#include <algorithm>
 #include <new>
 #include <set>
 #include <unordered_set>
@@ -157,12 +158,15 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   const auto report = std::make_shared<CpuFallbackReport>();
   made.passes = WithPlacement(
       [changing](const ProviderList& providers) { return StepPasses(providers, changing); },
-      {.report = report});
+      {.device_inputs = options.device_inputs, .report = report});
   ASSIGN_OR_RETURN(program->graph, Program::Create(std::move(model), fallback_, made));
   program->cpu_fallback = *report;
   made.plan.fetch_devices.clear();
+  if (options.predictions_on_device)
+    made.plan.fetch_devices.assign(evaluation.graph->outputs().size(), std::nullopt);
   made.passes = WithPlacement(
-      [changing](const ProviderList& providers) { return FusionPasses(providers, changing); });
+      [changing](const ProviderList& providers) { return FusionPasses(providers, changing); },
+      {.device_inputs = options.device_inputs});
   ASSIGN_OR_RETURN(predict_, Program::Create(std::move(evaluation), fallback_, std::move(made)));
   program_ = std::move(program);
   return {};
@@ -188,7 +192,7 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
                             run.outputs[program_->outputs.size() + i].tensor());
   }
   run.outputs.resize(program_->outputs.size());
-  if (shares_parameters_) Overwrite(statistics);
+  if (shares_parameters_) RETURN_IF_ERROR(Overwrite(statistics));
   else Replace(std::move(statistics));
   return run;
 } catch (const std::bad_alloc&) {
@@ -287,12 +291,25 @@ void SplitModule::Replace(std::vector<std::pair<int, Tensor>> values) {
   parameters_ = std::move(next);
 }
 
-void SplitModule::Overwrite(const std::vector<std::pair<int, Tensor>>& values) {
+Status SplitModule::Overwrite(const std::vector<std::pair<int, Tensor>>& values) {
+  const ProviderList providers = fallback_->providers();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [i, value] : values) {
     const Tensor& target = parameters_->tensor(i);
-    CopyElements(value.dtype(), value.raw(), target.raw(), value.elements());
+    const Device device = target.device();
+    if (device != value.device()) {
+      RETURN_IF_ERROR(CopyElements(value, target, providers));
+    } else if (device.is_host()) {
+      CopyElements(value.dtype(), value.raw(), target.raw(), value.elements());
+    } else {
+      const auto serves = [&](const auto& provider) { return provider->device() == device; };
+      const auto provider = std::find_if(providers.begin(), providers.end(), serves);
+      if (provider == providers.end()) return Internal("no provider serves " + device.ToString());
+      RETURN_IF_ERROR(
+          (*provider)->Copy(CopyKind::kWithin, target.raw(), value.raw(), value.bytes()));
+    }
   }
+  return {};
 }
 
 }  // namespace caesura

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/runtime/program.h"
@@ -34,6 +35,10 @@ struct SplitModuleOptions : TrainableOptions {
   // True leaves the gradients that Backward returns in the memory of the device that makes them;
   // false brings them to the host. Outputs stay where they were made in any case.
   bool gradients_on_device = false;
+  // The same for what Predict returns.
+  bool predictions_on_device = false;
+  // As TrainingOptions has it (training_session.h).
+  std::unordered_set<std::string> device_inputs = {};
   int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops; each Forward draws other numbers
   std::vector<std::string> disabled_passes;
@@ -142,7 +147,7 @@ class SplitModule {
   Status Prepare(Model model, const SplitModuleOptions& options);
   std::shared_ptr<ParameterSet> Parameters() const;
   void Replace(std::vector<std::pair<int, Tensor>> values);
-  void Overwrite(const std::vector<std::pair<int, Tensor>>& values);
+  Status Overwrite(const std::vector<std::pair<int, Tensor>>& values);
 
   std::shared_ptr<ProviderFallback> fallback_;
   std::shared_ptr<ForwardRun::Program> program_;

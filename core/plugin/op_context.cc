@@ -87,6 +87,11 @@ std::string ShapeText(const int64_t* dims, int32_t rank) {
 }
 
 Status CopyOutput(CaesuraContext* context, size_t i, const CaesuraTensor& value) {
+  if (!context->facts.device.is_host()) {
+    return InvalidArgument("copy_output writes host memory, and the op's is that of " +
+                           context->facts.device.ToString() +
+                           ": copy on the stream, to the address that output() gives");
+  }
   CaesuraTensor out = {};
   RETURN_IF_ERROR(TakeStatus(GetOutput(context, i, &out)));
   if (out.dtype == 0)

@@ -43,7 +43,12 @@ class CudaProvider : public ExecutionProvider, public CopiesTogether, public Wri
   std::shared_ptr<Buffer> HostMemory(size_t bytes) const override {
     return device_->HostMemory(bytes);
   }
-  void* stream() const override { return device_->stream(); }
+  // Who asks may call the driver next, on a thread that has not worked on the device before. Where
+  // the context is lost, that call will say so.
+  void* stream() const override {
+    static_cast<void>(device_->MakeCurrent());
+    return device_->stream();
+  }
   Status Synchronise() const override { return device_->Synchronise(); }
   Status Order(CUstream before, CUstream after) const {
     RETURN_IF_ERROR(device_->MakeCurrent());
