@@ -11,6 +11,7 @@ namespace {
 // Of a rank's words: another rank's have another one.
 int64_t Checksum(std::span<const int64_t> words, int rank) {
   const uLong seed = crc32(0, reinterpret_cast<const Bytef*>(&rank), sizeof(rank));
+  if (words.empty()) return static_cast<int64_t>(seed);
   return static_cast<int64_t>(
       crc32_z(seed, reinterpret_cast<const Bytef*>(words.data()), words.size_bytes()));
 }

@@ -210,9 +210,7 @@ const bool chooses = [] {
 extern "C" void standin_torch_choose_attention(int64_t choice) { attention = choice; }
 
 // Makes this device, in place of the first one, that of all tensors. Before there are any.
-extern "C" void standin_torch_use_device(int index) {
-  own = static_cast<c10::DeviceIndex>(index);
-}
+extern "C" void standin_torch_use_device(int index) { own = static_cast<c10::DeviceIndex>(index); }
 
 // Makes another stream the current one, which does not wait for the legacy stream; or the legacy
 // one again.

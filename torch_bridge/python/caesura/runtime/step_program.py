@@ -202,6 +202,7 @@ class CapturedStep(StepProgram):
         values = (n.meta["val"] for n in self.placeholders)
         fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
         self.is_kept = keyed and fixed and len(self.outputs) == 1 and not self.is_parallel
+        self._writes = None  # what _written() gives
 
     @torch.no_grad()
     def __call__(self, *values):
@@ -256,7 +257,9 @@ class CapturedStep(StepProgram):
         recipe = owner.recipe
         inputs = owner.input_names(*owner._inputs)
         name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
-        statistics, writes = self._written(values, name_of)
+        if self._writes is None:  # once: the import removes nodes that this looks at
+            self._writes = self._written(values, name_of)
+        statistics, writes = self._writes
         groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
         self.is_parallel |= any(is_dtensor(v) for _, _, v in tensors)
         bound, names, self.feeds, self.constants = [], {}, [], []
