@@ -45,8 +45,8 @@ std::vector<::torch::Tensor> TensorsOn(const std::shared_ptr<const ExecutionProv
   return out;
 }
 
-// What `call` returns. On a GPU its work follows PyTorch's earlier work, and PyTorch's later work
-// follows it. REQUIRES: the caller holds the tensors that the call reads.
+// Returns what `call` returns. On a GPU its work follows PyTorch's earlier work, and PyTorch's
+// later work follows it. REQUIRES: the caller holds the tensors that the call reads.
 template <typename Call>
 auto InOrder(const std::shared_ptr<const ExecutionProvider>& gpu, Call call) {
   if (gpu != nullptr) Checked(WaitForTorch(*gpu));
@@ -192,7 +192,7 @@ void Module::AddState(const std::string& name, bool is_parameter) {
   return device;
 }
 
-// Those that serve the device, then those of the host.
+// The providers that serve the device come first, then those of the host.
 ProviderList Module::ProvidersOn(Device device) {
   ProviderList out, host;
   for (const auto& provider : options_.providers) {

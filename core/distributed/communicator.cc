@@ -8,7 +8,7 @@
 namespace caesura {
 namespace {
 
-// Of a rank's words: another rank's have another one.
+// The same words of two ranks have two checksums.
 int64_t Checksum(std::span<const int64_t> words, int rank) {
   const uLong seed = crc32(0, reinterpret_cast<const Bytef*>(&rank), sizeof(rank));
   if (words.empty()) return static_cast<int64_t>(seed);

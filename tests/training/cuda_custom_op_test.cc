@@ -22,7 +22,7 @@ extern "C" __global__ void triple(const float* x, float* y, long long n) {
   if (i < n) y[i] = 3 * x[i];
 })";
 
-// What the op's instances share: CUDA's functions, and a stream that nobody waits for, with which a
+// The op's instances share this: CUDA's functions, and a stream that nobody waits for, with which a
 // test plants an error.
 struct CudaCalls {
   std::shared_ptr<const CudaLibraries> libraries;
@@ -148,7 +148,7 @@ class CudaCustomOp : public CudaTraining {
     ExpectClose(got.parameters, trained.parameters, 1e-5, "parameter");
     for (const std::string& op : OnHost(there)) ADD_FAILURE() << op << " ran on the host";
   }
-  // What is reported of a forward whose op works on a stream of its own, which nobody waits for.
+  // The reports of a forward whose op works on a stream of its own, which nobody waits for.
   template <typename Use>
   std::vector<std::string> ReportsElsewhere(const RealModel& model, const Use& use) {
     const auto& driver = cuda_.libraries->driver;

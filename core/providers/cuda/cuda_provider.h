@@ -34,8 +34,8 @@ Result<CudaOptions> ParseCudaOptions(const std::map<std::string, std::string>& o
 // part. The provider's own failures are kProviderFailure.
 Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProvider(const CudaOptions& options = {});
 
-// How many GPUs this process sees. Fails with kUnsupported where there is no driver, or none of
-// them.
+// The number of GPUs that this process sees. Fails with kUnsupported where there is no driver, or
+// none of them.
 Result<int> CudaDeviceCount(const CudaLibraryNames& names = {});
 
 // Work that is put on the stream `after` from here on begins when what `before` has been given

@@ -389,7 +389,7 @@ Result<int64_t> PlaceOfGpu(const CudaDevice& device) {
   return place;
 }
 
-// What keeps the ranks from joining, by what each has said; rank: the one that says so.
+// The error that keeps the ranks from joining, by what each has said; rank: the one that says so.
 Status CheckIntroductions(std::span<const int64_t> all, int rank) {
   std::string others;
   const size_t size = all.size() / kIntroductionWords;

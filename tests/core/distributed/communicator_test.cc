@@ -48,14 +48,14 @@ class Carrier : public Communicator {
   Words sent_, other_;
 };
 
-// What rank 1 sends for `words`, with its checksum.
+// The words that rank 1 sends for `words`: with its checksum.
 Words SentByRank1(const Words& words) {
   Carrier rank1(1);
   static_cast<void>(rank1.Gather(words, Clock::now()));
   return rank1.sent();
 }
 
-// What rank 0 gets where both send `words` and they arrive so.
+// Rank 0's result where both send `words`, and `edit` changes what arrives.
 Result<Words> Arrived(const Words& words, const std::function<void(Words*)>& edit) {
   Carrier rank0(0, edit);
   rank0.LetThrough(SentByRank1(words));

@@ -67,7 +67,7 @@ class FolderGroup : public Group {
       default: return "all." + number + "." + own;
     }
   }
-  // Of the files that the part needs.
+  // The names of the files that the part needs.
   std::vector<std::string> NamesOf(int rank, const Part& part) const {
     Part theirs = part;
     theirs.peer = rank;
