@@ -444,8 +444,10 @@ def test_an_onnx_module_gives_its_outputs_there(cuda, other):  # noqa: F811
     assert module(torch.from_numpy(X)).device.type == "cpu"
 
 
+# It leaves without ending Python: PyTorch's thread of the device may let go of a backward after the main thread has ended,
+# which ends the process with SIGABRT (docs/troubleshooting.md).
 LATER = """
-import caesura, pytest, torch
+import caesura, os, pytest, torch
 from caesura.frontends import wrap as wrapping
 from standin_torch import DEVICE, start
 
@@ -464,7 +466,8 @@ wrapped = caesura.wrap(module)
 for _ in range(3):
     y = wrapped(x)
     y.sum().backward()
-print(len(traced), sum(p.is_captured for p in step.programs), float(y.sum().cpu()), losses[-1], cuda.reports())
+print(len(traced), sum(p.is_captured for p in step.programs), float(y.sum().cpu()), losses[-1], cuda.reports(), flush=True)
+os._exit(0)
 """
 
 
