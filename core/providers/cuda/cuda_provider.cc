@@ -43,8 +43,8 @@ class CudaProvider : public ExecutionProvider, public CopiesTogether, public Wri
   std::shared_ptr<Buffer> HostMemory(size_t bytes) const override {
     return device_->HostMemory(bytes);
   }
-  // Who asks may call the driver next, on a thread that has not worked on the device before. Where
-  // the context is lost, that call will say so.
+  // The caller may use the driver next, on a thread that is new to the device. Where the context is
+  // lost, that call says so.
   void* stream() const override {
     static_cast<void>(device_->MakeCurrent());
     return device_->stream();

@@ -30,7 +30,7 @@ std::size_t OutputBytes(const Part& part, int ranks);
 std::string Describe(const Part& part);
 
 using Bytes = std::vector<std::byte>;
-/// What a collective leaves on a rank. inputs: of all ranks, in their order.
+/// The result of a collective on one rank. inputs: those of all ranks, in their order.
 Bytes Combine(const Part& part, int rank, const std::vector<Bytes>& inputs);
 /// A fault of the program under test: ranks do different things.
 void ReportDifference(int rank, const std::string& described, const std::string& of_another);

@@ -125,7 +125,7 @@ def beside_nccl(rank):
 
 
 def loses_one(rank):
-    """A rank is killed before its fourth step: that of the other one fails and changes nothing, and it goes on alone."""
+    """A rank is killed before its fourth step. The step of the other rank fails and changes nothing; that rank goes on alone."""
     cuda, device = _start(rank)
     module = Net().to(device)
     step = caesura.compile_step(module, nn.functional.cross_entropy, _sgd(module.parameters()))
