@@ -2,7 +2,6 @@
 // Ranks in several processes of one machine: each writes what it brings into a file, and reads the
 // files of the others.
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -94,7 +93,8 @@ class FolderGroup : public Group {
     std::getline(file, *described);
     const std::string text(std::istreambuf_iterator<char>(file), {});
     Bytes data(text.size());
-    std::memcpy(data.data(), text.data(), text.size());
+    std::ranges::transform(text, data.begin(),
+                           [](char byte) { return static_cast<std::byte>(byte); });
     return data;
   }
 
