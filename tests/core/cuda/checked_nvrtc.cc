@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVRTC for tests: a program is compiled by the real NVRTC for real GPUs, which must take it, and
 // then by the stand-in, whose result is what runs. A program that the real one refuses is refused.
+// What it took is kept in a folder, and not compiled by it again: tests make the same programs.
 //
 // CHECKED_ARCHITECTURES (sm_90 where unset) lists the GPUs; CHECKED_NVRTC_LOG names a file for
-// lines "architecture kernel: registers, spills" as the assembler tells them.
+// lines "architecture kernel: registers, spills" as the assembler tells them: then it compiles all.
 #include <dlfcn.h>
 #include <nvrtc.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -62,8 +68,38 @@ void WriteUsage(const std::string& architecture, const std::string& log) {
   std::fclose(file);
 }
 
+// The file of a program that the real NVRTC takes holds all that this follows from.
+std::filesystem::path FileOf(const std::string& key) {
+  return std::filesystem::path(CAESURA_TAKEN_PROGRAMS) /
+         std::to_string(std::hash<std::string>()(key));
+}
+
+bool WasTaken(const std::string& key) {
+  std::ifstream file(FileOf(key), std::ios::binary);
+  return std::getenv("CHECKED_NVRTC_LOG") == nullptr &&
+         key == std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+void KeepTaken(const std::string& key) {
+  const std::filesystem::path path = FileOf(key);
+  std::filesystem::path made = path;
+  made += "." + std::to_string(getpid());  // other processes and threads may write the same
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(made, std::ios::binary) << key;
+  std::error_code moved_by_another_thread;
+  std::filesystem::rename(made, path, moved_by_another_thread);
+}
+
 nvrtcResult CheckFor(const std::string& architecture, Program& program,
                      const std::vector<std::string>& options) {
+  int major = 0, minor = 0;
+  REAL(nvrtcVersion)(&major, &minor);
+  std::ostringstream key;
+  key << "NVRTC " << major << '.' << minor << ' ' << architecture << '\n';
+  for (const std::string& option : options) key << option << '\n';
+  key << program.source;
+  if (WasTaken(key.str())) return NVRTC_SUCCESS;
+
   nvrtcProgram real = nullptr;
   nvrtcResult result =
       REAL(nvrtcCreateProgram)(&real, program.source.c_str(), "caesura.cu", 0, nullptr, nullptr);
@@ -81,8 +117,12 @@ nvrtcResult CheckFor(const std::string& architecture, Program& program,
     REAL(nvrtcGetProgramLog)(real, log.data());
   }
   REAL(nvrtcDestroyProgram)(&real);
-  if (result == NVRTC_SUCCESS) WriteUsage(architecture, log);
-  else program.log = "the real NVRTC, for " + architecture + ":\n" + log;
+  if (result == NVRTC_SUCCESS) {
+    WriteUsage(architecture, log);
+    KeepTaken(key.str());
+  } else {
+    program.log = "the real NVRTC, for " + architecture + ":\n" + log;
+  }
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include "emulator/lane.h"
 
@@ -108,6 +109,11 @@ std::string EmulatorText() {
   return text;
 }
 
+std::vector<std::string> Words(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
 // The source and what makes its kernels known, with lines counted as in the original.
 std::string Complete(const Source& source) {
   std::ostringstream text;
@@ -129,12 +135,8 @@ std::string Complete(const Source& source) {
 
 // Names of files in a rule of make, without the target and the first, which is the source.
 std::vector<std::string> Dependencies(const std::string& rule) {
-  std::istringstream words(rule);
-  std::vector<std::string> files;
-  std::string word;
-  while (words >> word) {
-    if (word != "\\") files.push_back(word);
-  }
+  std::vector<std::string> files = Words(rule);
+  std::erase(files, "\\");
   files.erase(files.begin(), files.begin() + std::min<std::ptrdiff_t>(2, std::ssize(files)));
   return files;
 }
@@ -235,22 +237,7 @@ std::vector<std::string> PlainKernels(const std::string& text) {
 Compiled Compile(const Source& source, const std::string& cache) {
   Compiled result;
   const std::string text = Complete(source);
-  std::vector<std::string> command = {STANDIN_COMPILER,
-                                      "-std=c++20",
-                                      "-O1",
-                                      "-g1",
-                                      "-w",
-                                      "-fPIC",
-                                      "-fno-gnu-unique",
-                                      "-fno-extern-tls-init",
-                                      "-fno-threadsafe-statics",
-                                      "-fno-math-errno",
-                                      "-ffp-contract=off",
-                                      "-fsanitize=thread",
-                                      "-fsanitize=bounds,alignment",
-                                      "-fno-sanitize-recover=all",
-                                      "--param",
-                                      "tsan-instrument-func-entry-exit=0"};
+  std::vector<std::string> command = Words(STANDIN_COMMAND);
   std::string key = text + '\n' + source.name + __VERSION__;
   for (const std::string& word : command) key += '\n' + word;
   for (const std::string& option : source.options) key += '\n' + option;
@@ -273,14 +260,12 @@ Compiled Compile(const Source& source, const std::string& cache) {
   command.insert(command.end(), {"-I", (work / "headers").string()});
   command.insert(command.end(), source.options.begin(), source.options.end());
   command.insert(command.end(),
-                 {"-isystem", STANDIN_CUDA_HEADERS, "-include",
-                  (fs::path(STANDIN_EMULATOR_FOLDER) / "device.h").string(), "-MMD", "-MF",
-                  (work / "rule").string(), "-c", (work / "kernels.cc").string(), "-o",
-                  (work / "kernels.o").string()});
+                 {"-include", STANDIN_DEVICE_HEADER, "-MMD", "-MF", (work / "rule").string(), "-c",
+                  (work / "kernels.cc").string(), "-o", (work / "kernels.o").string()});
   bool done = Run(command, log);
   if (done) {
     Write(work / "dynamic.s", DynamicSharedMemory(DynamicArrays(Read(work / "kernels.o"))));
-    done = Run({STANDIN_COMPILER, "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-o",
+    done = Run({command[0], "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-o",
                 (work / "library.so").string(), (work / "kernels.o").string(),
                 (work / "dynamic.s").string(), "-lm"},
                log);
@@ -289,7 +274,9 @@ Compiled Compile(const Source& source, const std::string& cache) {
   if (done) {
     std::ostringstream dependencies;
     for (const std::string& file : Dependencies(Read(work / "rule"))) {
-      if (!file.starts_with(work.string())) dependencies << Hash(Read(file)) << ' ' << file << '\n';
+      // The emulator's header is in the key.
+      if (file.starts_with(work.string()) || file.starts_with(STANDIN_DEVICE_HEADER)) continue;
+      dependencies << Hash(Read(file)) << ' ' << file << '\n';
     }
     Write(work / "deps", dependencies.str());
     fs::rename(work / "library.so", library);

@@ -80,10 +80,11 @@ def _train(kind, rank, device, steps, optimizer_of, lengths=(6,), **options):
     return torch.stack(losses), [t.detach().cpu() for t in (*module.parameters(), *module.buffers())]
 
 
-def _start(rank, index=None):
-    """The stand-in for the GPU of a rank, and its device."""
+def _start(rank, folder, index=None):
+    """The stand-in for the GPU of a rank, and its device, on a machine with two GPUs. folder: of the messages."""
     from standin_torch import start
 
+    os.environ.update(STANDIN_DEVICES="2", STANDIN_NCCL_FOLDER=folder)
     index = rank if index is None else index
     return start(pytest.MonkeyPatch(), index), torch.device("cuda", index)
 
@@ -101,8 +102,8 @@ def _check(cuda, device, kind, rank, optimizer_of, **options):
         torch.testing.assert_close(b, a, rtol=1e-5, atol=float(a.abs().max()) * (1e-3 if optimizer_of is _adamw else 1e-5))
 
 
-def as_on_cpus(rank):
-    cuda, device = _start(rank)
+def as_on_cpus(rank, folder):
+    cuda, device = _start(rank, folder)
     _check(cuda, device, Net, rank, _sgd)
     _check(cuda, device, Net, rank, _adamw, accumulation_steps=2, clip_norm=0.5, bucket_bytes=100)
     _check(cuda, device, Attends, rank, _sgd, lengths=(6, 4), mean_over="tokens")
@@ -110,9 +111,9 @@ def as_on_cpus(rank):
     return True
 
 
-def beside_nccl(rank):
+def beside_nccl(rank, folder):
     """A group of PyTorch's that exchanges tensors on GPUs only, as its NCCL group does: a Gloo group is made beside it."""
-    cuda, device = _start(rank)
+    cuda, device = _start(rank, folder)
     dist.Backend.register_backend("gpuonly", dist.ProcessGroupGloo, devices=["cuda"])
     group = dist.new_group(backend="cuda:gpuonly")
     with pytest.raises(RuntimeError, match="cpu"):
@@ -124,9 +125,9 @@ def beside_nccl(rank):
     return True
 
 
-def loses_one(rank):
+def loses_one(rank, folder):
     """A rank is killed before its fourth step. The step of the other rank fails and changes nothing; that rank goes on alone."""
-    cuda, device = _start(rank)
+    cuda, device = _start(rank, folder)
     module = Net().to(device)
     step = caesura.compile_step(module, nn.functional.cross_entropy, _sgd(module.parameters()))
     for i in range(3):
@@ -146,24 +147,24 @@ def loses_one(rank):
     assert cuda.reports() == [], cuda.reports()
 
 
-def with_divided_state(rank):
-    _, device = _start(rank)
+def with_divided_state(rank, folder):
+    _, device = _start(rank, folder)
     with pytest.raises(caesura.StepRefused, match=f"shard: parts of the state .* 'nccl' exchanges that of {device}"):
         _train(Net, rank, device, 1, _adamw, shard=1)
     return True
 
 
-def with_one_gpu(rank):
-    _, device = _start(rank, index=0)
+def with_one_gpu(rank, folder):
+    _, device = _start(rank, folder, index=0)
     with pytest.raises(caesura.StepRefused, match="cannot exchange gradients on cuda:0: nccl: ranks 0 and 1 have the same GPU"):
         _train(Net, rank, device, 1, _sgd)
     return True
 
 
-def without_nccl(rank):
+def without_nccl(rank, folder):
     from caesura.runtime import gpu
 
-    _, device = _start(rank)
+    _, device = _start(rank, folder)
     options = {**paths(), "nccl_library": "libnone.so"} if rank == 1 else paths()
     gpu.with_cuda_libraries = lambda given: {**given, **options}
     says = "libnone.so" if rank == 1 else "rank 1 has no GPU, or no NCCL"
@@ -172,17 +173,10 @@ def without_nccl(rank):
     return True
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A machine with two GPUs, whose ranks are processes."""
-    monkeypatch.setenv("STANDIN_DEVICES", "2")
-    monkeypatch.setenv("STANDIN_NCCL_FOLDER", str(tmp_path))
-
-
 @pytest.mark.parametrize("body", [as_on_cpus, beside_nccl, with_divided_state, with_one_gpu, without_nccl], ids=lambda body: body.__name__)
-def test_two_ranks(machine, body):
-    run_ranks(2, body)
+def test_two_ranks(body, tmp_path):
+    run_ranks(2, body, str(tmp_path))
 
 
-def test_a_lost_rank(machine):
-    run_ranks(2, loses_one, seconds=5, lost=(1,))
+def test_a_lost_rank(tmp_path):
+    run_ranks(2, loses_one, str(tmp_path), seconds=5, lost=(1,))

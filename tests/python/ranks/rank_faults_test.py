@@ -3,7 +3,6 @@
 others fail with nothing mixed, and go on from the last checkpoint. CAESURA_LONG=1: at every collective."""
 
 import ctypes
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -129,17 +128,16 @@ def _save_net(path):
 
 @pytest.mark.parametrize("way", _WAYS, ids=lambda way: f"shard{way[0]}-steps{way[1]}")
 def test_a_lost_rank_leaves_no_mixture(way, tmp_path):
-    multiprocessing.set_forkserver_preload(["caesura", "pytest", "torch.distributed"])
     folder = str(tmp_path)
     _save_net(tmp_path / "net.onnx")
-    run_ranks(3, undisturbed, folder, way, start_method="forkserver")
-    run_ranks(2, restored, folder, way, start_method="forkserver")
+    run_ranks(3, undisturbed, folder, way)
+    run_ranks(2, restored, folder, way)
     starts = int((tmp_path / "starts").read_text())
     assert starts >= 8
     every = 1 if os.environ.get("CAESURA_LONG") else 3
     breaks = [(at, signal.SIGKILL) for at in range(0, starts, every)] + [(at, signal.SIGSTOP) for at in range(2, starts, 2 * every)]
     for at, sent in breaks:
-        run_ranks(3, broken, folder, way, at, sent, seconds=3, lost=(_LOST,), start_method="forkserver")
+        run_ranks(3, broken, folder, way, at, sent, seconds=3, lost=(_LOST,))
     outcomes = [line.split() for line in (tmp_path / "outcomes").read_text().splitlines()]
     assert len(outcomes) == 2 * len(breaks)
     names = [name for name, _ in outcomes]

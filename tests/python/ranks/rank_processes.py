@@ -2,6 +2,7 @@
 """Processes that are ranks of one run on Gloo, for tests."""
 
 import datetime
+import multiprocessing
 import os
 import socket
 import sys
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 _SECONDS = 200  # enough for a busy machine
+_IMPORTED = ["caesura", "pytest", "torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.scheduler",
+             "torch.distributed.tensor"]
 
 
 def _rank(rank, world, port, seconds, body, arguments):
@@ -35,16 +38,17 @@ def same_on_all_ranks(tensors):
         assert all(torch.equal(tensor, other) for other in others)
 
 
-def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=(), start_method="spawn"):
+def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=()):
     """Runs body(rank, *arguments), a function of a module, on each of `world` ranks. It returns True where all ranks come
-    to its end. seconds: the group's time-out. lost: ranks that end by a signal. start_method: "forkserver" for many runs:
-    modules are imported once."""
+    to its end. seconds: the group's time-out. lost: ranks that end by a signal. The ranks are forks of a process that has
+    imported what takes seconds to import: environment variables are those of the first call."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.set_forkserver_preload(_IMPORTED)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = torch.multiprocessing.start_processes(_rank, args=(world, port, seconds, body, arguments), nprocs=world,
-                                                  join=False, start_method=start_method)
+                                                  join=False, start_method="forkserver")
     try:
         for process in (p for rank, p in enumerate(ranks.processes) if rank not in lost):
             process.join(_SECONDS)
