@@ -15,7 +15,8 @@ from caesura.capture import compat  # noqa: E402
 
 PACKAGE = pathlib.Path(caesura.__file__).resolve().parent
 # Code that Dynamo traces in a module's place, as the module's own code is.
-ALLOWED = {("frontends/wrap.py", "_call_impl"), ("capture/polyfills.py", "_check_input_dim")}
+ALLOWED = {("frontends/wrap.py", "_call_impl"), ("capture/polyfills.py", "_check_input_dim"),
+           ("capture/sync_batch_norm.py", "_check_input_dim")}
 
 
 def sources():

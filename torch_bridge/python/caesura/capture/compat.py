@@ -75,6 +75,7 @@ _PRIVATE = {
     "get_data": "torch._C._autograd._get_data_attr",
     "preserve_version": "torch.autograd._unsafe_preserve_version_counter",
     # Operators, and functions that have no public name.
+    "all_gather_tensor": "torch.distributed._functional_collectives.all_gather_tensor",
     "DispatchKey": "torch._C.DispatchKey",
     "foreach_add_": "torch._foreach_add_",
     "foreach_mul_": "torch._foreach_mul_",

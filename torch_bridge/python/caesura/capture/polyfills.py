@@ -12,6 +12,7 @@ import warnings
 from unittest import mock
 
 import torch
+from torch.nn import SyncBatchNorm
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import frames
@@ -20,6 +21,7 @@ from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, T
                                     dynamo_config, fake_implementations, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
+from caesura.capture.sync_batch_norm import sync_batch_norm
 
 
 def _is_causal(mask, is_causal=None, size=None):
@@ -154,24 +156,29 @@ def logging_calls():
 
 
 @contextlib.contextmanager
-def capturing(module, **options):
-    """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. Further options
-    are Dynamo's."""
-    counts = any(isinstance(part, BatchNorm) and part.momentum is None for part in module.modules())
+def capturing(module, exchanges: bool = False, **options):
+    """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. exchanges: whether
+    exchanges with other ranks have gradients there. Further options are Dynamo's."""
+    parts, forwards = list(module.modules()), {}
+    if any(isinstance(part, BatchNorm) and part.momentum is None for part in parts):
+        forwards[BatchNorm] = _cumulative_batch_norm
+    if exchanges and any(isinstance(part, SyncBatchNorm) for part in parts):
+        forwards[SyncBatchNorm] = sync_batch_norm
     with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
-            frames.tracing(functools.partial(_in_place, counts)):
+            frames.tracing(functools.partial(_in_place, forwards)):
         yield
 
 
 @contextlib.contextmanager
-def _in_place(counts: bool):
-    """The polyfills for one frame that Dynamo traces. counts: whether a batch norm of the module's counts its
-    batches."""
+def _in_place(forwards: dict):
+    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
-    with mock.patch.object(TensorVariable, "as_python_constant", _as_constant), \
-            tracing_tolist(_to_list), \
-            mock.patch.dict(builders_by_id(), builders), \
-            _selecting(), \
-            mock.patch.object(BatchNorm, "forward", _cumulative_batch_norm) if counts else contextlib.nullcontext():
+    with contextlib.ExitStack() as changes:
+        changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
+        changes.enter_context(tracing_tolist(_to_list))
+        changes.enter_context(mock.patch.dict(builders_by_id(), builders))
+        changes.enter_context(_selecting())
+        for kind, forward in forwards.items():
+            changes.enter_context(mock.patch.object(kind, "forward", forward))
         yield

@@ -469,7 +469,7 @@ class CompiledStep(Suspendable, Ranked):
                         return self._call(*args, **kwargs)
                     except Unsupported:
                         pass  # a logging call prevents a new capture; nothing has run
-                with capturing(self.module, ignore_logging_functions=logging_calls()):
+                with capturing(self.module, exchanges=True, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:

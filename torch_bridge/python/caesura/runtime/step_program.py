@@ -261,7 +261,8 @@ class CapturedStep(StepProgram):
             self._writes = self._written(values, name_of)
         statistics, writes = self._writes
         groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
-        self.is_parallel |= any(is_dtensor(v) for _, _, v in tensors)
+        has_dtensors = any(is_dtensor(v) for _, _, v in tensors)
+        self.is_parallel |= has_dtensors
         bound, names, self.feeds, self.constants = [], {}, [], []
         for i, node, value in tensors:
             trained = id(value) in recipe.trained and i in self.reached
@@ -294,7 +295,7 @@ class CapturedStep(StepProgram):
         try:
             if self.is_parallel:
                 draws = self.draws or any(map(draws_in_run, model.graph.node))
-                owner.ranks.refuse_parallel(draws, bound[0][2].device)
+                owner.ranks.refuse_parallel(bool(draws) and has_dtensors, bound[0][2].device)
             self.open(model, bound)
         except NotImplementedError as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None

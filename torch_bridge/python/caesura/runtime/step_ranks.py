@@ -83,26 +83,30 @@ class StepRanks:
         return groups, frozenset(parts)
 
     def refuse_parallel(self, draws: bool, device: torch.device):
-        """Refuses options of a step whose module exchanges values between the ranks. draws: it draws random numbers. device:
-        where the parameters are."""
+        """Refuses options of a step whose module exchanges values between the ranks. draws: it computes with DTensors, and
+        draws random numbers. device: where the parameters are."""
         if device.type != "cpu":
-            raise StepRefused(f"the module is on {device}, and parallelized modules are taken on the CPU only so far; write "
-                              "caesura.wrap(module) and a loop of your own")
+            raise StepRefused(f"the module is on {device}, and modules whose forward exchanges values between ranks "
+                              "(parallelize_module, SyncBatchNorm) are taken on the CPU only so far; write caesura.wrap(module) and "
+                              "a loop of your own")
         if draws:
             raise StepRefused("the forward draws random numbers (dropout), other ones on each rank, where parallelized modules need "
                               "the same; set dropout to 0, or write caesura.wrap(module) and a loop of your own")
         if self.shards.arguments()["shard"]:
-            raise StepRefused("shard divides state that each rank has whole, and ranks have parts of this module's parameters; "
-                              "write shard=0")
+            raise StepRefused("the forward exchanges values between ranks (parallelize_module, SyncBatchNorm), which a step with "
+                              "divided state does not take; write shard=0")
         if self._options["mean_over"] != "batches":
-            raise StepRefused("the ranks of a parallelized module have one batch, whose tokens count alike already; write "
-                              "mean_over='batches'")
+            raise StepRefused("the forward exchanges values between ranks (parallelize_module, SyncBatchNorm), where each rank's loss "
+                              "counts alike; write mean_over='batches'")
 
     def regroup(self, step, process_group):
         """Makes `step` go on with the ranks of the group, from the parameters, buffers and optimizer state of the one that
         has done the most calls. Its sessions are made again for the new ranks."""
         if self._has_parts:
             raise ValueError("ranks have parts of the parameters, and the part of a rank that was lost is gone: make the module and "
+                             "the step again, and load the last state")
+        if any(program.is_parallel for program in step.programs):
+            raise ValueError("the forward exchanges values between the ranks that the module was captured with: make the module and "
                              "the step again, and load the last state")
         if self.shards.is_divided:
             raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
