@@ -143,13 +143,12 @@ std::vector<std::string> Dependencies(const std::string& rule) {
 
 bool Fresh(const fs::path& record) {
   std::ifstream lines(record);
+  if (!lines) return false;
   std::string hash, path;
-  bool any = false;
   while (lines >> hash && std::getline(lines >> std::ws, path)) {
-    any = true;
     if (Hash(Read(path)) != hash) return false;
   }
-  return any;
+  return true;
 }
 
 std::vector<std::pair<std::string, std::string>> LoweredNames(const fs::path& library) {
