@@ -28,26 +28,29 @@ def _sgd(module):
     return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
 
-def _batch(step, size=8):
+def _batch(step, dtype=torch.float32):
     random = torch.Generator().manual_seed(step)
-    return torch.randn(size, 1, 8, 8, generator=random), torch.randint(10, (size,), generator=random)
+    return torch.randn(8, 1, 8, 8, generator=random, dtype=dtype), torch.randint(10, (8,), generator=random)
 
 
-def _same(ours, theirs):
+def _same(ours, theirs, tolerance=1e-5):
     same_on_all_ranks(ours.state_dict().values())
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         # The bias of a convolution before a batch norm has no gradient but rounding errors.
         if name not in ("0.bias", "3.bias"):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=float(1e-5 * b.abs().max()), msg=lambda text: f"{name}: {text}")
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=float(tolerance * b.abs().max()), msg=lambda text: f"{name}: {text}")
 
 
 def synchronized(rank):
     """As one process with the whole batch; the ranks' parts have other sizes."""
-    for options in ({}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}):
-        ours, alone = nn.SyncBatchNorm.convert_sync_batchnorm(_digits(**options)), _digits(**options)
+    single, double = (torch.float32, 1e-5), (torch.float64, 1e-12)
+    for options, (dtype, tolerance) in (({}, single), ({"momentum": None}, double), ({"affine": False}, double),
+                                        ({"track_running_stats": False}, double)):
+        alone = _digits(**options).to(dtype)
+        ours = nn.SyncBatchNorm.convert_sync_batchnorm(_digits(**options).to(dtype))
         step, optimizer = caesura.compile_step(ours, F.cross_entropy, _sgd(ours)), _sgd(alone)
         for i in range(20):
-            x, y = _batch(i)
+            x, y = _batch(i, dtype)
             parts = ((slice(0, 3), slice(3, 8)), (slice(0, 4), slice(4, 8)))[i % 2]
             loss = step(x[parts[rank]], y[parts[rank]])
             logits = alone(x)
@@ -55,8 +58,8 @@ def synchronized(rank):
             optimizer.zero_grad()
             expected.backward()
             optimizer.step()
-            torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0)
-        _same(ours, alone)
+            torch.testing.assert_close(loss, expected.detach(), rtol=tolerance, atol=0)
+        _same(ours, alone, tolerance)
     return True
 
 

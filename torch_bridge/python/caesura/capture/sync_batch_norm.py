@@ -17,7 +17,7 @@ def sync_batch_norm(self, x: torch.Tensor) -> torch.Tensor:
     self._check_input_dim(x)
     dims = [d for d in range(x.dim()) if d != 1]
     along = [-1 if d == 1 else 1 for d in range(x.dim())]
-    values, channels = x.float(), x.size(1)
+    values, channels = x if x.dtype == torch.float64 else x.float(), x.size(1)
     mean = values.mean(dims)
     variance = (values - mean.view(along)).square().mean(dims)
     count = values.new_full((1,), x.numel() // channels)
@@ -33,7 +33,7 @@ def sync_batch_norm(self, x: torch.Tensor) -> torch.Tensor:
     if self.track_running_stats:
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            share = self.num_batches_tracked.float().reciprocal() if self.momentum is None else self.momentum
+            share = self.num_batches_tracked.to(mean.dtype).reciprocal() if self.momentum is None else self.momentum
             self.running_mean.mul_(1 - share).add_(mean * share)
             self.running_var.mul_(1 - share).add_(variance * (total / (total - 1)) * share)
     return y.to(x.dtype)
