@@ -4,7 +4,9 @@
 // What it took is kept in a folder, and not compiled by it again: tests make the same programs.
 //
 // CHECKED_ARCHITECTURES (sm_90 where unset) lists the GPUs; CHECKED_NVRTC_LOG names a file for
-// lines "architecture kernel: registers, spills" as the assembler tells them: then it compiles all.
+// lines "architecture kernel: registers, spills" as the assembler tells them; CHECKED_CUBINS names
+// a folder for the real code, by architecture. While one of these two is set, each program is
+// compiled once more in a process.
 #include <dlfcn.h>
 #include <nvrtc.h>
 #include <unistd.h>
@@ -15,6 +17,8 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <mutex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -74,13 +78,26 @@ std::filesystem::path FileOf(const std::string& key) {
          std::to_string(std::hash<std::string>()(key));
 }
 
+bool IsListing() {
+  return std::getenv("CHECKED_NVRTC_LOG") != nullptr || std::getenv("CHECKED_CUBINS") != nullptr;
+}
+std::mutex listed_lock;
+std::set<std::string> listed;
+
 bool WasTaken(const std::string& key) {
+  if (IsListing()) {
+    const std::lock_guard<std::mutex> locked(listed_lock);
+    return listed.count(key) > 0;
+  }
   std::ifstream file(FileOf(key), std::ios::binary);
-  return std::getenv("CHECKED_NVRTC_LOG") == nullptr &&
-         key == std::string(std::istreambuf_iterator<char>(file), {});
+  return key == std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 void KeepTaken(const std::string& key) {
+  if (IsListing()) {
+    const std::lock_guard<std::mutex> locked(listed_lock);
+    listed.insert(key);
+  }
   const std::filesystem::path path = FileOf(key);
   std::filesystem::path made = path;
   made += "." + std::to_string(getpid());  // other processes and threads may write the same
@@ -88,6 +105,17 @@ void KeepTaken(const std::string& key) {
   std::ofstream(made, std::ios::binary) << key;
   std::error_code moved_by_another_thread;
   std::filesystem::rename(made, path, moved_by_another_thread);
+}
+
+void KeepCubin(const std::string& architecture, const std::string& key, nvrtcProgram real) {
+  const char* folder = std::getenv("CHECKED_CUBINS");
+  size_t size = 0;
+  if (folder == nullptr || REAL(nvrtcGetCUBINSize)(real, &size) != NVRTC_SUCCESS) return;
+  std::string code(size, '\0');
+  if (REAL(nvrtcGetCUBIN)(real, code.data()) != NVRTC_SUCCESS) return;
+  const std::filesystem::path own = std::filesystem::path(folder) / architecture;
+  std::filesystem::create_directories(own);
+  std::ofstream(own / (FileOf(key).filename().string() + ".cubin"), std::ios::binary) << code;
 }
 
 nvrtcResult CheckFor(const std::string& architecture, Program& program,
@@ -116,6 +144,7 @@ nvrtcResult CheckFor(const std::string& architecture, Program& program,
     log.resize(size);
     REAL(nvrtcGetProgramLog)(real, log.data());
   }
+  if (result == NVRTC_SUCCESS) KeepCubin(architecture, key.str(), real);
   REAL(nvrtcDestroyProgram)(&real);
   if (result == NVRTC_SUCCESS) {
     WriteUsage(architecture, log);
