@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVRTC for tests: a program is compiled by the real NVRTC for real GPUs, which must take it, and
 // then by the stand-in, whose result is what runs. A program that the real one refuses is refused.
-// What it took is kept in a folder, and not compiled by it again: tests make the same programs.
+// Programs that it took are kept in a folder, and it does not compile them again: tests make the
+// same.
 //
 // CHECKED_ARCHITECTURES (sm_90 where unset) lists the GPUs; CHECKED_NVRTC_LOG names a file for
 // lines "architecture kernel: registers, spills" as the assembler tells them; CHECKED_CUBINS names
