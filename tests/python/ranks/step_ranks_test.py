@@ -222,12 +222,16 @@ def _divided(rank, optimizer_of, shard, accumulate, alone):
     return [*losses, *module.parameters(), *taken, *later.parameters()]
 
 
-def divided(rank):
+def divided(rank, optimizer_of, accumulate, is_alone):
     """Divided optimizer state gives what whole state gives, bit for bit: a sum of two has one order."""
+    alone = [dist.new_group([r]) for r in range(2)][rank] if is_alone else None
+    whole, parts = (_divided(rank, optimizer_of, shard, accumulate, alone) for shard in (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    return True
+
+
+def divided_limits(rank):
     groups = [dist.new_group([r]) for r in range(2)]
-    for optimizer_of, accumulate, alone in ((_adamw, 1, None), (_sgd, 1, None), (_adamw, 2, groups[rank])):
-        whole, parts = (_divided(rank, optimizer_of, shard, accumulate, alone) for shard in (0, 1))
-        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True)), (optimizer_of, accumulate)
     net = Net()
     step = caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=1)
     step(*_batch(Net, rank, 0))
@@ -427,10 +431,16 @@ def suspends(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, buckets, divided, begins_alike, masks, refusals, suite, suspends],
+@pytest.mark.parametrize("body", [as_eager, lengths, tokens, compressed, buckets, divided_limits, begins_alike, masks, refusals,
+                                  suite, suspends],
                          ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("case", [(_adamw, 1, False), (_sgd, 1, False), (_adamw, 2, True)], ids=["AdamW", "SGD", "accumulated"])
+def test_two_ranks_with_divided_state(case):
+    run_ranks(2, divided, *case)
 
 
 def test_four_ranks():
