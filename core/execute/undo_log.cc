@@ -22,58 +22,22 @@ int DeviceOfParameter(const std::vector<DeviceMemory>& devices, const Tensor& pa
   return d;
 }
 
-const WriteGate* GateOf(const Step& step) {
-  const auto* gate = dynamic_cast<const WriteGate*>(step.provider);
-  return gate != nullptr && gate->Holds(*step.def) ? gate : nullptr;
-}
-
-// A driver takes some thousand launches ahead, and then makes the host wait for the device. These
-// steps make a tenth of it: a launch for 50 tensors, or three.
-constexpr int kMostHeldSteps = 64;
-constexpr uint32_t kMostHeldOutputs = 8192;
-
-// From the returned step on there are only steps that a gate holds, and kernels of the host: none
-// that waits for a device or allocates its memory. Nor does what the plan hands out.
-int FirstHeld(const ExecutionPlan& plan) {
-  const auto count = static_cast<int>(plan.steps().size());
-  for (const Yield::Item& item : plan.fetches()) {
-    const PlannedValue& value = plan.values()[item.value];
-    const PlannedBuffer& buffer = plan.buffers()[value.buffer];
-    const bool is_given = buffer.kind == PlannedBuffer::Kind::kFetch && item.move;
-    const bool has_gaps = buffer.device != 0 && !value.layout.dense();
-    if (has_gaps || (item.device != 0 && !is_given)) return count;
-  }
-  int first = count, held = 0;
-  uint32_t outputs = 0;
-  for (int s = count - 1; s >= 0; --s) {
-    const Step& step = plan.steps()[s];
-    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
-    if (step.provider->device().is_host()) continue;
-    if (GateOf(step) == nullptr) break;
-    first = s;
-    outputs += step.output_count;
-    if (++held > kMostHeldSteps || outputs > kMostHeldOutputs) return count;
-  }
-  return first;
-}
-
 }  // namespace
 
 UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope, bool may_hold)
     : last_(scope == UndoScope::kAll ? static_cast<int>(plan.steps().size()) : plan.last_risk()),
       needed_(plan.first_write() < static_cast<int>(plan.steps().size()) &&
               plan.first_write() <= last_),
-      may_hold_(needed_ && may_hold),
-      held_(may_hold_ ? FirstHeld(plan) : static_cast<int>(plan.steps().size())) {
-  may_hold_ &= held_ < static_cast<int>(plan.steps().size());
-}
+      may_hold_(needed_ && may_hold &&
+                plan.first_held() < static_cast<int>(plan.steps().size())),
+      held_(may_hold_ ? plan.first_held() : static_cast<int>(plan.steps().size())) {}
 
 UndoLog::~UndoLog() {
   if (closed_ != nullptr) static_cast<void>(closed_->OpenGate(false));
 }
 
 Result<bool> UndoLog::Hold(const Step& step) {
-  const WriteGate* gate = GateOf(step);
+  const WriteGate* gate = step.Gate();
   if (gate == nullptr || released_ != nullptr) return false;
   if (closed_ == nullptr) {
     ASSIGN_OR_RETURN(const bool closed, gate->CloseGate());

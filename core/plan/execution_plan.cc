@@ -6,6 +6,7 @@
 
 #include "core/plan/parameter_writes.h"
 #include "core/providers/cpu_provider.h"
+#include "core/providers/write_gate.h"
 
 namespace caesura {
 namespace {
@@ -46,10 +47,41 @@ int LastRisk(const ExecutionPlan& plan) {
   return last;
 }
 
+// A driver takes some thousand launches ahead, and then makes the host wait for the device. These
+// steps make a tenth of it: a launch for 50 tensors, or three.
+constexpr int kMostHeldSteps = 64;
+constexpr uint32_t kMostHeldOutputs = 8192;
+
+int FirstHeld(const ExecutionPlan& plan) {
+  const auto count = static_cast<int>(plan.steps().size());
+  for (const Yield::Item& item : plan.fetches()) {
+    const PlannedValue& value = plan.values()[item.value];
+    const PlannedBuffer& buffer = plan.buffers()[value.buffer];
+    const bool is_given = buffer.kind == PlannedBuffer::Kind::kFetch && item.move;
+    const bool has_gaps = buffer.device != 0 && !value.layout.dense();
+    if (has_gaps || (item.device != 0 && !is_given)) return count;
+  }
+  int first = count, held = 0;
+  uint32_t outputs = 0;
+  for (int s = count - 1; s >= 0; --s) {
+    const Step& step = plan.steps()[s];
+    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    if (step.provider->device().is_host()) continue;
+    if (step.Gate() == nullptr) break;
+    first = s;
+    outputs += step.output_count;
+    if (++held > kMostHeldSteps || outputs > kMostHeldOutputs) return count;
+  }
+  return first;
+}
+
 }  // namespace
 
 ExecutionPlan::ExecutionPlan(PlanData data)
-    : data_(std::move(data)), first_write_(FirstWrite(*this)), last_risk_(LastRisk(*this)) {}
+    : data_(std::move(data)),
+      first_write_(FirstWrite(*this)),
+      last_risk_(LastRisk(*this)),
+      first_held_(FirstHeld(*this)) {}
 
 const char* StepKindName(Step::Kind kind) {
   constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};
@@ -84,6 +116,11 @@ std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
     if (body_name == name) return runner;
   }
   return nullptr;
+}
+
+const WriteGate* Step::Gate() const {
+  const auto* gate = dynamic_cast<const WriteGate*>(provider);
+  return gate != nullptr && def != nullptr && gate->Holds(*def) ? gate : nullptr;
 }
 
 Status ExecutionPlan::CopyBytes(int to_device, void* to, int from_device, const void* from,

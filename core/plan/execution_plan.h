@@ -89,6 +89,10 @@ class ExecutionPlan {
   // prepared kernel of the CPU provider, since these do not fail once they write. The number of
   // steps where the copy of a result may.
   int last_risk() const { return last_risk_; }
+  // From this step on there are only steps that a gate holds (Step::Gate), and kernels of the host:
+  // none that waits for a device or allocates its memory. Nor do the plan's results. The number of
+  // steps where there is none, or too many for a driver's queue.
+  int first_held() const { return first_held_; }
   // Changes with everything that may change rounding: kernels, shapes, order, thread count.
   // Computed in each call.
   uint64_t fingerprint() const;
@@ -102,7 +106,7 @@ class ExecutionPlan {
   std::string CopiesLine() const;
 
   const PlanData data_;
-  const int first_write_, last_risk_;
+  const int first_write_, last_risk_, first_held_;
 };
 
 }  // namespace caesura

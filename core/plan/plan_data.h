@@ -16,6 +16,7 @@
 
 namespace caesura {
 
+class WriteGate;    // core/providers/write_gate.h
 struct PlanRecipe;  // plan_recipe.h
 
 inline constexpr size_t kMaxDevices = 8;  // of a plan, the host among them
@@ -102,6 +103,8 @@ struct Step {
   std::vector<std::pair<std::string, std::shared_ptr<SubgraphRunner>>> bodies;
 
   std::shared_ptr<SubgraphRunner> Body(const std::string& name) const;
+  // The gate that holds what the kernel writes; null: none does.
+  const WriteGate* Gate() const;
 };
 // "compute", "copy" and so on.
 const char* StepKindName(Step::Kind kind);

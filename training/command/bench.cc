@@ -20,7 +20,6 @@
 #include "core/load/file_system.h"
 #include "core/load/model_reader.h"
 #include "training/command/command.h"
-#include "training/command/json_output.h"
 #include "training/command/made_step.h"
 #include "training/command/tensor_files.h"
 #include "training/command/train_options.h"

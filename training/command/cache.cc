@@ -11,7 +11,6 @@
 #include "core/base/disk_cache.h"
 #include "core/base/env.h"
 #include "training/command/command.h"
-#include "training/command/json_output.h"
 
 namespace caesura::command {
 namespace {

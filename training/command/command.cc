@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "training/command/command.h"
+
 #include <cstdio>
 
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
 #include "core/base/build_facts.h"
-#include "training/command/command.h"
+#include "core/load/file_system.h"
 
 namespace caesura::command {
 
@@ -25,6 +30,23 @@ void WarnOldSpelling(const std::string& old, const std::string& now) {
       stderr,
       "caesura: warning: '%s' is now written '%s'; the old spelling goes with version 0.2\n",
       old.c_str(), now.c_str());
+}
+
+void AddJsonOption(CLI::App& app, std::string* file) {
+  app.add_option("--json", *file,
+                 "Write the results to this file as JSON; '-' prints JSON in place of text");
+}
+
+Status WriteJson(const nlohmann::json& json, const std::string& file) {
+  if (file.empty()) return {};
+  const std::string text =
+      json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (OnlyJson(file)) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return {};
+  }
+  return WriteFileAtomically(PosixFileSystem(), file,
+                             [&](WritableFile& out) { return out.Write(text); });
 }
 
 }  // namespace caesura::command

@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "core/base/status.h"
 
 namespace CLI {
@@ -44,6 +46,17 @@ inline int ExitCodeOf(const Status& status) { return status.ok() ? kDone : Repor
 
 // Tells on stderr that an option was spelt as in version 0.1 and will not be understood after 0.2.
 void WarnOldSpelling(const std::string& old, const std::string& now);
+
+// The option --json of all commands that report something. `file` becomes its value: a path, "-" for
+// stdout, or empty where the option was not given.
+void AddJsonOption(CLI::App& app, std::string* file);
+
+// True where the user wants JSON on stdout and no other text there.
+inline bool OnlyJson(const std::string& file) { return file == "-"; }
+
+// Writes `json` where the option says; nothing where it was not given. Text that is not UTF-8 is
+// written with replacement characters.
+Status WriteJson(const nlohmann::json& json, const std::string& file);
 
 }  // namespace caesura::command
 

@@ -21,7 +21,6 @@
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"
-#include "training/command/json_output.h"
 #include "training/command/provider_choice.h"
 #include "training/command/value_compare.h"
 #include "training/progress_bar.h"

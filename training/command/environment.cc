@@ -14,7 +14,6 @@
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
 #include "training/command/command.h"
-#include "training/command/json_output.h"
 
 namespace caesura::command {
 namespace {

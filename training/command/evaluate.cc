@@ -6,10 +6,10 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
 #include "training/command/command.h"
-#include "training/command/json_output.h"
 #include "training/command/metric.h"
 #include "training/command/train_data.h"
 #include "training/command/train_options.h"

@@ -22,7 +22,6 @@
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
-#include "training/command/json_output.h"
 #include "training/command/train_options.h"
 #include "training/exported_step.h"
 #include "training/gradient/gradient_builder.h"
