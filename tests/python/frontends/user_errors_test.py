@@ -12,6 +12,7 @@ import caesura  # noqa: E402
 from caesura.frontends import dynamo_backend  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
+IS_2_14 = torch.__version__ >= "2.14"  # traces more of Python, and raises in place of some graph breaks
 
 
 class Net(nn.Module):
@@ -199,6 +200,14 @@ class Catches(nn.Module):
 def test_what_a_forward_catches_it_catches():
     net = Catches()
     wrapped, x = caesura.wrap(net), torch.randn(5, 3)
+    step = caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
+    if IS_2_14:
+        with caesura.strict():
+            for given in (x, torch.ones(5, 4)):
+                expected = net(given)
+                torch.testing.assert_close(wrapped(given), expected)
+                torch.testing.assert_close(step(given, torch.ones(5, 2)), F.mse_loss(expected, torch.ones(5, 2)))
+        return
     with pytest.warns(caesura.FallbackWarning, match=r"a call at .*user_errors_test.py:\d+ in forward: its capture fails"):
         torch.testing.assert_close(wrapped(x), net(x))
     assert caesura.report().eager_calls == 1
@@ -206,7 +215,6 @@ def test_what_a_forward_catches_it_catches():
         wrapped(x)
     with caesura.strict():
         torch.testing.assert_close(wrapped(torch.ones(5, 4)), net(torch.ones(5, 4)))
-    step = caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(caesura.StepRefused, match=r"user_errors_test.py:\d+ in forward\)\n +return self.layer\(x\)$"):
         step(x, torch.ones(5, 2))
     step(torch.ones(5, 4), torch.ones(5, 2))
@@ -310,7 +318,7 @@ REFUSED = [
     (_loops, (1,), "a Python loop, branch or size that depends on a tensor's value: write it in tensors"),
     (_packs, (1,), "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths"),
     (_breaks, (1,), "Call to `torch._dynamo.graph_break()`: User-inserted graph break"),
-    (_assigns, (1, 1), ""),
+    (_assigns, (1,) if IS_2_14 else (1, 1), ""),
     (_reads, (1,), "numbers are read off a tensor: compute with the tensor"),
 ]
 
@@ -387,11 +395,15 @@ def test_what_eager_goes_on_with_is_a_graph_break_from_then_on():
             y = module(x)
             y.sum().backward()
             results.append((y.detach(), net.layer.weight.grad))
-    assert ["its capture fails" in str(w.message) for w in told] == [True, False] and "a graph break" in str(told[1].message)
+    fails = ["its capture fails" in str(w.message) for w in told]
+    assert fails == ([True, False, True] if IS_2_14 else [True, False]) and "a graph break" in str(told[1].message)
     for y, gradient in results[1:]:
         torch.testing.assert_close(y, results[0][0])
         torch.testing.assert_close(gradient, results[0][1])
-    assert caesura.report().eager_calls == 1 and caesura.report().kernel_calls >= 4
+    if IS_2_14:  # has no place to go on from: all calls are eager's
+        assert caesura.report().eager_calls == 3 and caesura.report().kernel_calls == 0
+    else:
+        assert caesura.report().eager_calls == 1 and caesura.report().kernel_calls >= 4
     torch._dynamo.reset()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="a graph break"):
         caesura.wrap(net)(x)
