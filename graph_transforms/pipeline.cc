@@ -46,14 +46,15 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeSplitSequencesPass());
   // Equal nodes are computed once. After the simplifications, which make nodes equal.
   passes.push_back(MakeCommonSubexpressionPass(parameters));
-  // Slices that are the parts of one tensor are a Split. Behind what joins equal ones.
+  // Slices that are the parts of one tensor are a Split. After the pass that joins equal slices.
   passes.push_back(MakeSplitSlicesPass());
-  // Attention that an exporter wrote out is one op again. Behind what makes its parts easy to see.
+  // Attention that an exporter wrote out is one op again. After the passes that
+  // make its parts easy to see.
   passes.push_back(MakeAttentionFusionPass(parameters));
   // So are root-mean-square norms.
   passes.push_back(MakeNormFusionPass(std::move(parameters)));
-  // Transposes, reshapes and casts in a row become one, or none. Behind what looks for them as
-  // exporters write them.
+  // Transposes, reshapes and casts in a row become one, or none. After the passes that look for
+  // them as exporters write them.
   passes.push_back(MakeMovementEliminationPass());
   // Last: what the others left unread.
   passes.push_back(MakeDeadNodeEliminationPass());
@@ -91,7 +92,7 @@ PassList InferencePasses(const ProviderList& providers) {
   passes.push_back(MakeDeadNodeEliminationPass());
   for (auto& pass : FusionPasses(providers)) passes.push_back(std::move(pass));
   for (auto& pass : PlacementPasses(providers)) passes.push_back(std::move(pass));
-  // Weights lie as our own kernel of products reads them. Behind all that looks into them.
+  // Weights lie as our own kernel of products reads them. After all passes that look into them.
   const bool only_ours = std::all_of(providers.begin(), providers.end(), [](const auto& provider) {
     return provider->name() == kCpuProviderName;
   });

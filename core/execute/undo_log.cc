@@ -28,8 +28,7 @@ UndoLog::UndoLog(const ExecutionPlan& plan, UndoScope scope, bool may_hold)
     : last_(scope == UndoScope::kAll ? static_cast<int>(plan.steps().size()) : plan.last_risk()),
       needed_(plan.first_write() < static_cast<int>(plan.steps().size()) &&
               plan.first_write() <= last_),
-      may_hold_(needed_ && may_hold &&
-                plan.first_held() < static_cast<int>(plan.steps().size())),
+      may_hold_(needed_ && may_hold && plan.first_held() < static_cast<int>(plan.steps().size())),
       held_(may_hold_ ? plan.first_held() : static_cast<int>(plan.steps().size())) {}
 
 UndoLog::~UndoLog() {

@@ -47,8 +47,8 @@ inline int ExitCodeOf(const Status& status) { return status.ok() ? kDone : Repor
 // Tells on stderr that an option was spelt as in version 0.1 and will not be understood after 0.2.
 void WarnOldSpelling(const std::string& old, const std::string& now);
 
-// The option --json of all commands that report something. `file` becomes its value: a path, "-" for
-// stdout, or empty where the option was not given.
+// The option --json of all commands that report something. `file` becomes its value: a path, "-"
+// for stdout, or empty where the option was not given.
 void AddJsonOption(CLI::App& app, std::string* file);
 
 // True where the user wants JSON on stdout and no other text there.
