@@ -40,6 +40,98 @@ Value* SeedOf(Graph& graph, Value* count, Value* scale) {
   return node->output(0);
 }
 
+// An early update begins before the last gradient is there, so it cannot depend on all of them.
+Status CheckCommit(const StepOptions& options) {
+  const bool is_early = options.commit == CommitMode::kEagerConsume;
+  if (is_early && options.clip_norm > 0) {
+    return InvalidArgument(
+        "clipping by the global norm needs all gradients: use CommitMode::kLate");
+  }
+  if (is_early && options.scales_loss()) {
+    return InvalidArgument(
+        "whether all scaled gradients are finite shows after the last one: use CommitMode::kLate");
+  }
+  if (is_early && options.refuse_nonfinite) {
+    return InvalidArgument(
+        "refuse_nonfinite: whether all gradients are finite shows after the last one: use "
+        "CommitMode::kLate");
+  }
+  if (options.refuse_nonfinite && options.scales_loss()) {
+    return InvalidArgument(
+        "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
+  }
+  return {};
+}
+
+Status CheckExchangeDType(const StepOptions& options) {
+  if (options.exchange_dtype == DType::kUndefined) return {};
+  if (options.exchange_dtype != DType::kBFloat16)
+    return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
+                           DTypeName(options.exchange_dtype));
+  if (options.logical_shards > 0)
+    return Unsupported(
+        "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
+        "on the number of ranks; logical_shards needs none");
+  if (options.shard_ranks > 0)
+    return Unsupported(
+        "exchange_dtype: the parts of divided state are exchanged in their own "
+        "dtype; expected shard 0");
+  return {};
+}
+
+Status CheckRanks(const StepOptions& options, const std::vector<std::string>& trainable) {
+  const bool has_ranks = options.bucket_bytes > 0;
+  if (has_ranks && options.commit == CommitMode::kEagerConsume &&
+      (options.shard_ranks > 0 || options.logical_shards > 0 || !options.rank_parts.empty())) {
+    return InvalidArgument(
+        "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
+        "CommitMode::kLate");
+  }
+  if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
+    return InvalidArgument(
+        "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
+        "a micro-step that the others do");
+  }
+  if (has_ranks && !options.rank_parts.empty())
+    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
+  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
+  RETURN_IF_ERROR(CheckExchangeDType(options));
+  if (options.logical_shards > 0 && (options.keep_gradients || options.refuse_nonfinite)) {
+    return Unsupported(
+        "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
+        "(refuse_nonfinite)");
+  }
+  return {};
+}
+
+// The loss of a step and its gradients, before any update.
+struct Backward {
+  Value* loss = nullptr;
+  Value* loss_scale = nullptr;  // an input; null: the loss is not scaled
+  Value* count = nullptr;       // the terms of the loss; null: its mean is over the batch
+  std::vector<Value*> gradients;
+};
+
+Result<Backward> AddBackward(Graph& graph, const StepOptions& options,
+                             const std::vector<std::string>& trainable) {
+  Backward out;
+  ASSIGN_OR_RETURN(out.loss, AddLoss(graph, options.loss));
+  if (options.scales_loss())
+    out.loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
+  // A batch alone needs no count: its loss is the mean already.
+  if (options.mean_over == MeanOver::kTokens &&
+      (options.bucket_bytes > 0 || options.accumulation_steps != 1)) {
+    ASSIGN_OR_RETURN(out.count, AddLossCount(graph, options.loss, *out.loss));
+  }
+  GradientOptions gradient_options;
+  gradient_options.ys = {
+      {out.loss, out.count == nullptr ? out.loss_scale : SeedOf(graph, out.count, out.loss_scale)}};
+  for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
+  ASSIGN_OR_RETURN(GradientGraph gradient, BuildGradient(graph, gradient_options));
+  out.gradients = std::move(gradient.dxs);
+  return out;
+}
+
 }  // namespace
 
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names) {
@@ -83,58 +175,11 @@ bool IsProgramInput(const std::string& name) {
 
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update) {
-  if (options.commit == CommitMode::kEagerConsume && options.clip_norm > 0) {
-    return InvalidArgument(
-        "clipping by the global norm needs all gradients: use CommitMode::kLate");
-  }
-  if (options.commit == CommitMode::kEagerConsume && options.scales_loss()) {
-    return InvalidArgument(
-        "whether all scaled gradients are finite shows behind the last one: use CommitMode::kLate");
-  }
-  if (options.refuse_nonfinite && options.commit == CommitMode::kEagerConsume) {
-    return InvalidArgument(
-        "refuse_nonfinite: whether all gradients are finite shows after the last one: use "
-        "CommitMode::kLate");
-  }
-  if (options.refuse_nonfinite && options.scales_loss()) {
-    return InvalidArgument(
-        "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
-  }
+  RETURN_IF_ERROR(CheckCommit(options));
+  RETURN_IF_ERROR(CheckRanks(options, trainable));
   const bool has_ranks = options.bucket_bytes > 0;
   const bool is_early = options.commit == CommitMode::kEagerConsume;
-  if (has_ranks && is_early &&
-      (options.shard_ranks > 0 || options.logical_shards > 0 || !options.rank_parts.empty())) {
-    return InvalidArgument(
-        "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
-        "CommitMode::kLate");
-  }
-  if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
-    return InvalidArgument(
-        "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
-        "a micro-step that the others do");
-  }
-  if (has_ranks && !options.rank_parts.empty())
-    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
-  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
   const bool is_ordered = options.logical_shards > 0;
-  if (options.exchange_dtype != DType::kUndefined) {
-    if (options.exchange_dtype != DType::kBFloat16)
-      return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
-                             DTypeName(options.exchange_dtype));
-    if (is_ordered)
-      return Unsupported(
-          "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
-          "on the number of ranks; logical_shards needs none");
-    if (options.shard_ranks > 0)
-      return Unsupported(
-          "exchange_dtype: the parts of divided state are exchanged in their own "
-          "dtype; expected shard 0");
-  }
-  if (is_ordered && (options.keep_gradients || options.refuse_nonfinite)) {
-    return Unsupported(
-        "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
-        "(refuse_nonfinite)");
-  }
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
@@ -144,21 +189,11 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
                        statistics.front().target->name() +
                        "') are those of one rank's batches, so they depend on the number of ranks");
   }
-  ASSIGN_OR_RETURN(Value * loss, AddLoss(graph, options.loss));
-  GradientOptions gradient_options;
-  Value* loss_scale = nullptr;
-  if (options.scales_loss())
-    loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
-  // A batch alone needs no count: its loss is the mean already.
-  const bool counts =
-      options.mean_over == MeanOver::kTokens && (has_ranks || options.accumulation_steps != 1);
-  Value* count = nullptr;
-  if (counts) {
-    ASSIGN_OR_RETURN(count, AddLossCount(graph, options.loss, *loss));
-  }
-  gradient_options.ys = {{loss, count == nullptr ? loss_scale : SeedOf(graph, count, loss_scale)}};
-  for (const std::string& name : trainable) gradient_options.xs.push_back(graph.FindValue(name));
-  ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, gradient_options));
+  ASSIGN_OR_RETURN(Backward backward, AddBackward(graph, options, trainable));
+  Value* loss = backward.loss;
+  Value* count = backward.count;
+  const bool counts = count != nullptr;
+  std::vector<Value*>& gradients = backward.gradients;
 
   program.parameters = trainable;
   program.trained = static_cast<int>(trainable.size());
@@ -166,14 +201,13 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
     program.parameters.push_back(statistic.target->name());
   program.statistics = static_cast<int>(statistics.size());
 
-  std::vector<Value*> gradients = gradient.dxs;
   ASSIGN_OR_RETURN(const std::vector<Value*> kept, FindOutputs(graph, options.keep_outputs));
   graph.ClearOutputs();
   std::vector<Value*> left;  // in the statistics' targets
   for (const StatisticUpdate& statistic : statistics)
     left.push_back(BeforeUpdates(graph, statistic.value));
   UpdateWriter writer(graph, options, program);
-  if (loss_scale != nullptr) writer.Unscale(loss_scale);
+  if (backward.loss_scale != nullptr) writer.Unscale(backward.loss_scale);
   Value* sum = counts ? writer.Weighted(loss, count) : loss;
   std::vector<Value**> totals = {&sum};
   if (counts) totals.push_back(&count);

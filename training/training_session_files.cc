@@ -43,6 +43,58 @@ Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
   return {};
 }
 
+// How far training has come; zeros where a checkpoint has none of it.
+struct Progress {
+  int64_t updates = 0, micro_steps = 0, accumulated = 0, seed = 0;
+  double learning_rate = 0;
+  double loss_scale = 0;
+  int64_t good_steps = 0;
+  double loss_sum = 0;
+  int64_t losses = 0;
+  int64_t logical_shards = 0;
+};
+
+Result<Progress> ReadProgress(const Checkpoint& checkpoint, const StepOptions& step) {
+  Progress out;
+  ASSIGN_OR_RETURN(out.updates, checkpoint.Get<int64_t>(kUpdates));
+  ASSIGN_OR_RETURN(out.micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
+  ASSIGN_OR_RETURN(out.learning_rate, checkpoint.Get<double>(kLearningRate));
+  ASSIGN_OR_RETURN(out.seed, checkpoint.Get<int64_t>(kSeed));
+  if (step.accumulation_steps == 0) {
+    ASSIGN_OR_RETURN(out.accumulated, checkpoint.Get<int64_t>(kAccumulated));
+  }
+  if (step.scales_loss()) {
+    ASSIGN_OR_RETURN(out.loss_scale, checkpoint.Get<double>(kLossScale));
+    ASSIGN_OR_RETURN(out.good_steps, checkpoint.Get<int64_t>(kGoodSteps));
+  }
+  if (checkpoint.properties.count(kLosses)) {
+    ASSIGN_OR_RETURN(out.loss_sum, checkpoint.Get<double>(kLossSum));
+    ASSIGN_OR_RETURN(out.losses, checkpoint.Get<int64_t>(kLosses));
+  }
+  if (checkpoint.properties.count(kLogicalShards)) {
+    ASSIGN_OR_RETURN(out.logical_shards, checkpoint.Get<int64_t>(kLogicalShards));
+  }
+  return out;
+}
+
+// A line that says why a checkpoint's tensor (null: it has none) cannot become the session's `own`;
+// empty where it can.
+std::string Misfit(const std::string& name, const Tensor* found, const Tensor& own) {
+  if (found == nullptr) return "\n  '" + name + "' is missing";
+  if (found->dtype() == own.dtype() && found->shape() == own.shape()) return {};
+  return "\n  '" + name + "' is " + DTypeName(found->dtype()) + found->shape().ToString() +
+         ", the session has " + DTypeName(own.dtype()) + own.shape().ToString();
+}
+
+std::map<std::string, Checkpoint::Property> CallersProperties(const Checkpoint& checkpoint) {
+  std::map<std::string, Checkpoint::Property> out;
+  const std::string prefix = kCallerPrefix;
+  for (const auto& [name, property] : checkpoint.properties) {
+    if (name.rfind(prefix, 0) == 0) out[name.substr(prefix.size())] = property;
+  }
+  return out;
+}
+
 }  // namespace
 
 Status TrainingSession::Save(const std::string& path,
@@ -110,43 +162,21 @@ Result<std::unique_ptr<SuspendedRun>> TrainingSession::TakeUp(const StateSnapsho
 Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     const std::string& path) try {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
-  ASSIGN_OR_RETURN(const int64_t updates, checkpoint.Get<int64_t>(kUpdates));
-  ASSIGN_OR_RETURN(int64_t micro_steps, checkpoint.Get<int64_t>(kMicroSteps));
-  ASSIGN_OR_RETURN(const double learning_rate, checkpoint.Get<double>(kLearningRate));
-  ASSIGN_OR_RETURN(const int64_t seed, checkpoint.Get<int64_t>(kSeed));
-  int64_t accumulated = 0;
-  if (options_.step.accumulation_steps == 0) {
-    ASSIGN_OR_RETURN(accumulated, checkpoint.Get<int64_t>(kAccumulated));
-  }
-  double loss_scale = 0;
-  int64_t good_steps = 0;
-  if (options_.step.scales_loss()) {
-    ASSIGN_OR_RETURN(loss_scale, checkpoint.Get<double>(kLossScale));
-    ASSIGN_OR_RETURN(good_steps, checkpoint.Get<int64_t>(kGoodSteps));
-  }
-  double loss_sum = 0;
-  int64_t losses = 0;
-  if (checkpoint.properties.count(kLosses)) {
-    ASSIGN_OR_RETURN(loss_sum, checkpoint.Get<double>(kLossSum));
-    ASSIGN_OR_RETURN(losses, checkpoint.Get<int64_t>(kLosses));
-  }
+  ASSIGN_OR_RETURN(Progress progress, ReadProgress(checkpoint, options_.step));
   // Everything is compared before anything is written.
   std::vector<const Tensor*> found;
   std::string wrong;
-  int64_t logical_shards = 0;
-  if (checkpoint.properties.count(kLogicalShards)) {
-    ASSIGN_OR_RETURN(logical_shards, checkpoint.Get<int64_t>(kLogicalShards));
-  }
   bool has_sums = true;
-  if (logical_shards != options_.logical_shards) {
-    wrong += "\n  it is of a run with logical_shards = " + std::to_string(logical_shards) +
+  if (progress.logical_shards != options_.logical_shards) {
+    wrong += "\n  it is of a run with logical_shards = " + std::to_string(progress.logical_shards) +
              ", the session has " + std::to_string(options_.logical_shards);
   } else if (ordered()) {
-    const int64_t own = options_.step.accumulation_steps, left = micro_steps % logical_shards;
+    const int64_t left = progress.micro_steps % progress.logical_shards;
     has_sums = left != 0;
     if (has_sums && ranks() > 1)
       wrong += "\n  it has the accumulated gradients of one rank, which several cannot divide";
-    micro_steps = micro_steps / logical_shards * own + left;
+    progress.micro_steps =
+        progress.micro_steps / progress.logical_shards * options_.step.accumulation_steps + left;
   }
   for (int i = 0; i < WholeParameters(); ++i) {
     if (!has_sums && IsAccumulator(i)) {
@@ -155,19 +185,12 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     }
     const auto& part =
         i < trained_ + statistics_ ? checkpoint.parameters : checkpoint.optimizer_state;
-    auto it = part.find(parameters_.name(i));
-    const Tensor& own = parameters_.tensor(i);
-    if (it == part.end()) {
-      wrong += "\n  '" + parameters_.name(i) + "' is missing";
-    } else if (it->second.dtype() != own.dtype() || it->second.shape() != own.shape()) {
-      wrong += "\n  '" + parameters_.name(i) + "' is " + DTypeName(it->second.dtype()) +
-               it->second.shape().ToString() + ", the session has " + DTypeName(own.dtype()) +
-               own.shape().ToString();
-    }
+    const auto it = part.find(parameters_.name(i));
     found.push_back(it == part.end() ? nullptr : &it->second);
+    wrong += Misfit(parameters_.name(i), found.back(), parameters_.tensor(i));
   }
   wrong += StateMisfits(checkpoint);
-  if (losses > 0 && shards_accumulators())
+  if (progress.losses > 0 && shards_accumulators())
     wrong += "\n  it has the accumulated gradients of one rank, which shard = 2 cannot divide";
   std::map<std::string, Tensor> frozen =
       replaced_;  // what the frozen ones become; where nothing is said, their own values
@@ -188,12 +211,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     RETURN_IF_ERROR(TakeUp(*checkpoint.step, waiting.updates).status());  // whether it fits
   }
   const ProviderList providers = fallback_->providers();
+  std::map<std::string, Checkpoint::Property> properties = CallersProperties(checkpoint);
   waiting_ = {};
-  std::map<std::string, Checkpoint::Property> properties;
-  const std::string prefix = kCallerPrefix;
-  for (const auto& [name, property] : checkpoint.properties) {
-    if (name.rfind(prefix, 0) == 0) properties[name.substr(prefix.size())] = property;
-  }
   for (int i = 0; i < WholeParameters(); ++i) {
     if (found[i] == nullptr) continue;
     const Status copied = CopyElements(*found[i], parameters_.tensor(i), providers);
@@ -207,17 +226,18 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     RETURN_IF_ERROR(SetParameter(name, value));
     if (own) replaced_.erase(name);
   }
-  updates_ = updates;
-  micro_steps_ = micro_steps;
-  accumulated_ = accumulated;
-  learning_rate_ = learning_rate;
-  options_.seed = static_cast<uint64_t>(seed);
-  if (options_.step.scales_loss()) scaler_.Restore(static_cast<float>(loss_scale), good_steps);
+  updates_ = progress.updates;
+  micro_steps_ = progress.micro_steps;
+  accumulated_ = progress.accumulated;
+  learning_rate_ = progress.learning_rate;
+  options_.seed = static_cast<uint64_t>(progress.seed);
+  if (options_.step.scales_loss())
+    scaler_.Restore(static_cast<float>(progress.loss_scale), progress.good_steps);
   parameters_inconsistent_ = false;
   inconsistent_.clear();
   curves_.Clear();  // they are of another run
-  loss_sum_ = loss_sum;
-  losses_ = losses;
+  loss_sum_ = progress.loss_sum;
+  losses_ = progress.losses;
   if (checkpoint.step) {  // with the parameters that are there now
     ASSIGN_OR_RETURN(waiting.run, TakeUp(*checkpoint.step, waiting.updates));
     waiting.differences = DescribeDifferences(*checkpoint.step, waiting.run->started.state->plan());

@@ -253,6 +253,7 @@ class AttentionGradient {
   static Status Create(KernelInfo& info, const CudaDevicePtr& device);
 
  private:
+  Status MakeProducts(KernelInfo& info, const CudaDevicePtr& device, DType dtype);
   Status Run(KernelContext& context) const;
 
   AttentionSpec s_;
@@ -262,6 +263,86 @@ class AttentionGradient {
   std::optional<CudaProduct> qk_, dv_product_, dp_product_, dq_product_, dk_product_;
   std::optional<CudaKernel> softmax_, slopes_;
 };
+
+Status AttentionGradient::MakeProducts(KernelInfo& info, const CudaDevicePtr& device, DType dtype) {
+  const AttentionSpec& s = s_;
+  const bool grouped = s.group() > 1;
+  ASSIGN_OR_RETURN(q_, DenseHeads::Make(info, device, s.batch, dtype, s.q, grouped));
+  ASSIGN_OR_RETURN(dy_, DenseHeads::Make(info, device, s.batch, dtype, s.y, grouped));
+  const HeadLayout &q = q_.layout, &dy = dy_.layout;
+  ASSIGN_OR_RETURN(qk_, ScoreProduct(info, device, dtype, s, q, s.k));
+  // The heads of a group are rows of one matrix; scores [batch, key heads, group * queries, keys].
+  const int64_t rows = s.group() * s.q.positions, keys = s.total;
+  const std::vector<int64_t> batch = {s.batch, s.k.heads};
+  const std::vector<int64_t> of_scores = {s.q.heads * s.q.positions * keys, rows * keys};
+  auto grouped_heads = [&](const HeadLayout& layout) {
+    return std::vector<int64_t>{layout.batch_stride, layout.head_stride * s.group()};
+  };
+  auto heads = [](const HeadLayout& layout) {
+    return std::vector<int64_t>{layout.batch_stride, layout.head_stride};
+  };
+  // Gradients are written dense, in the shape of their input.
+  auto dense = [&](int input, int64_t count) { return HeadsOf(info.InputShape(input), {}, count); };
+  const HeadLayout dv = dense(3, s.k.heads), dk = dense(2, s.k.heads), dq = dense(1, s.q.heads);
+  ASSIGN_OR_RETURN(dv_product_, CudaProduct::Create(info, device,
+                                                    {.dtype = dtype,
+                                                     .m = keys,
+                                                     .n = s.v.size,
+                                                     .k = rows,
+                                                     .a = ColumnMajor(keys),
+                                                     .b = {dy.row_stride, dy.col_stride},
+                                                     .c = RowMajor(dv.row_stride),
+                                                     .b_offset = dy.offset,
+                                                     .batch = batch,
+                                                     .a_batch = of_scores,
+                                                     .b_batch = grouped_heads(dy),
+                                                     .c_batch = heads(dv)}));
+  ASSIGN_OR_RETURN(dp_product_, CudaProduct::Create(info, device,
+                                                    {.dtype = dtype,
+                                                     .c_dtype = ScoreType(dtype),
+                                                     .m = rows,
+                                                     .n = keys,
+                                                     .k = s.v.size,
+                                                     .a = {dy.row_stride, dy.col_stride},
+                                                     .b = {s.v.col_stride, s.v.row_stride},
+                                                     .c = RowMajor(keys),
+                                                     .a_offset = dy.offset,
+                                                     .b_offset = s.v.offset,
+                                                     .batch = batch,
+                                                     .a_batch = grouped_heads(dy),
+                                                     .b_batch = heads(s.v),
+                                                     .c_batch = of_scores}));
+  const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, keys);
+  ASSIGN_OR_RETURN(dq_product_, CudaProduct::Create(info, device,
+                                                    {.dtype = dtype,
+                                                     .m = s.q.positions,
+                                                     .n = s.q.size,
+                                                     .k = keys,
+                                                     .a = RowMajor(keys),
+                                                     .b = {s.k.row_stride, s.k.col_stride},
+                                                     .c = RowMajor(dq.row_stride),
+                                                     .b_offset = s.k.offset,
+                                                     .batch = HeadBatch(s),
+                                                     .a_batch = QueryHeadStrides(s, score),
+                                                     .b_batch = KeyHeadStrides(s.k),
+                                                     .c_batch = QueryHeadStrides(s, dq),
+                                                     .alpha = s.scale}));
+  ASSIGN_OR_RETURN(dk_product_, CudaProduct::Create(info, device,
+                                                    {.dtype = dtype,
+                                                     .m = keys,
+                                                     .n = s.q.size,
+                                                     .k = rows,
+                                                     .a = ColumnMajor(keys),
+                                                     .b = {q.row_stride, q.col_stride},
+                                                     .c = RowMajor(dk.row_stride),
+                                                     .b_offset = q.offset,
+                                                     .batch = batch,
+                                                     .a_batch = of_scores,
+                                                     .b_batch = grouped_heads(q),
+                                                     .c_batch = heads(dk),
+                                                     .alpha = s.scale}));
+  return {};
+}
 
 Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) {
   const DType dtype = info.InputDType(0);
@@ -277,81 +358,7 @@ Status AttentionGradient::Create(KernelInfo& info, const CudaDevicePtr& device) 
   if (SetFusedAttentionGradient(info, device, s)) return {};
   out->p_ = ScoreScratch::Book(info, s, dtype);
   out->dp_ = ScoreScratch::Book(info, s, dtype);
-  const bool grouped = s.group() > 1;
-  ASSIGN_OR_RETURN(out->q_, DenseHeads::Make(info, device, s.batch, dtype, s.q, grouped));
-  ASSIGN_OR_RETURN(out->dy_, DenseHeads::Make(info, device, s.batch, dtype, s.y, grouped));
-  const HeadLayout &q = out->q_.layout, &dy = out->dy_.layout;
-  ASSIGN_OR_RETURN(out->qk_, ScoreProduct(info, device, dtype, s, q, s.k));
-  // The heads of a group are rows of one matrix; scores [batch, key heads, group * queries, keys].
-  const int64_t rows = s.group() * s.q.positions, keys = s.total;
-  const std::vector<int64_t> batch = {s.batch, s.k.heads};
-  const std::vector<int64_t> of_scores = {s.q.heads * s.q.positions * keys, rows * keys};
-  auto grouped_heads = [&](const HeadLayout& layout) {
-    return std::vector<int64_t>{layout.batch_stride, layout.head_stride * s.group()};
-  };
-  auto heads = [](const HeadLayout& layout) {
-    return std::vector<int64_t>{layout.batch_stride, layout.head_stride};
-  };
-  // Gradients are written dense, in the shape of their input.
-  auto dense = [&](int input, int64_t count) { return HeadsOf(info.InputShape(input), {}, count); };
-  const HeadLayout dv = dense(3, s.k.heads), dk = dense(2, s.k.heads), dq = dense(1, s.q.heads);
-  ASSIGN_OR_RETURN(out->dv_product_, CudaProduct::Create(info, device,
-                                                         {.dtype = dtype,
-                                                          .m = keys,
-                                                          .n = s.v.size,
-                                                          .k = rows,
-                                                          .a = ColumnMajor(keys),
-                                                          .b = {dy.row_stride, dy.col_stride},
-                                                          .c = RowMajor(dv.row_stride),
-                                                          .b_offset = dy.offset,
-                                                          .batch = batch,
-                                                          .a_batch = of_scores,
-                                                          .b_batch = grouped_heads(dy),
-                                                          .c_batch = heads(dv)}));
-  ASSIGN_OR_RETURN(out->dp_product_, CudaProduct::Create(info, device,
-                                                         {.dtype = dtype,
-                                                          .c_dtype = ScoreType(dtype),
-                                                          .m = rows,
-                                                          .n = keys,
-                                                          .k = s.v.size,
-                                                          .a = {dy.row_stride, dy.col_stride},
-                                                          .b = {s.v.col_stride, s.v.row_stride},
-                                                          .c = RowMajor(keys),
-                                                          .a_offset = dy.offset,
-                                                          .b_offset = s.v.offset,
-                                                          .batch = batch,
-                                                          .a_batch = grouped_heads(dy),
-                                                          .b_batch = heads(s.v),
-                                                          .c_batch = of_scores}));
-  const HeadLayout score = HeadLayout::Rank4(s.q.heads, s.q.positions, keys);
-  ASSIGN_OR_RETURN(out->dq_product_, CudaProduct::Create(info, device,
-                                                         {.dtype = dtype,
-                                                          .m = s.q.positions,
-                                                          .n = s.q.size,
-                                                          .k = keys,
-                                                          .a = RowMajor(keys),
-                                                          .b = {s.k.row_stride, s.k.col_stride},
-                                                          .c = RowMajor(dq.row_stride),
-                                                          .b_offset = s.k.offset,
-                                                          .batch = HeadBatch(s),
-                                                          .a_batch = QueryHeadStrides(s, score),
-                                                          .b_batch = KeyHeadStrides(s.k),
-                                                          .c_batch = QueryHeadStrides(s, dq),
-                                                          .alpha = s.scale}));
-  ASSIGN_OR_RETURN(out->dk_product_, CudaProduct::Create(info, device,
-                                                         {.dtype = dtype,
-                                                          .m = keys,
-                                                          .n = s.q.size,
-                                                          .k = rows,
-                                                          .a = ColumnMajor(keys),
-                                                          .b = {q.row_stride, q.col_stride},
-                                                          .c = RowMajor(dk.row_stride),
-                                                          .b_offset = q.offset,
-                                                          .batch = batch,
-                                                          .a_batch = of_scores,
-                                                          .b_batch = grouped_heads(q),
-                                                          .c_batch = heads(dk),
-                                                          .alpha = s.scale}));
+  RETURN_IF_ERROR(out->MakeProducts(info, device, dtype));
   const std::string source =
       Source(s, dtype, s.mask == MaskKind::kNone ? dtype : info.InputDType(4));
   ASSIGN_OR_RETURN(out->softmax_,

@@ -58,102 +58,119 @@ struct LtProduct::Descriptors {
   Descriptors(const Descriptors&) = delete;
   Descriptors& operator=(const Descriptors&) = delete;
 
-  std::shared_ptr<CudaDevice> device;
-  lt::MatmulDesc product = nullptr;
-  lt::MatrixLayout a = nullptr, b = nullptr, c = nullptr;  // of the library: a is our B
-  // For pointers that are multiples of kVectorBytes, and for all others.
-  std::array<lt::HeuristicResult, 2> algorithms = {};
-  // The bias is an attribute of `product`: runs on several threads take turns.
-  mutable std::mutex mutex;
-};
-
-Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& device, GemmSpec spec) {
-  const auto type = TypeOf(spec.dtype), c_type = TypeOf(spec.c_dtype);
-  if (!type || !c_type) return info.Refuse("cuBLASLt has no product of this type");
-  LtProduct out;
-  out.device_ = device;
-  out.element_bytes_ = DTypeSize(spec.dtype);
-  out.c_element_bytes_ = DTypeSize(spec.c_dtype);
-  // The innermost batch dim is the library's; the others are products of their own.
-  StridedWalk batches = StridedWalk::Make(spec.batch, {spec.a_batch, spec.b_batch, spec.c_batch});
-  const auto a = AsOperand(spec.m, spec.k, spec.a), b = AsOperand(spec.k, spec.n, spec.b);
-  const auto c = AsOperand(spec.m, spec.n, spec.c);
-  if (!a || !b || !c || c->operation != lt::kNone)
-    return info.Refuse("a matrix has neither contiguous rows nor contiguous columns");
-  const size_t inner = batches.dims.size() - 1;
-  const auto batch = static_cast<int32_t>(batches.dims[inner]);
-  std::array<int64_t, 3> inner_strides;
-  for (size_t n = 0; n < 3; ++n) inner_strides[n] = batches.strides[n][inner];
-  out.places_.push_back({spec.a_offset, spec.b_offset, spec.c_offset});
-  for (size_t d = 0; d < inner; ++d) {
-    std::vector<Place> next;
-    for (const Place& place : out.places_) {
-      for (int64_t i = 0; i < batches.dims[d]; ++i) {
-        next.push_back({place.a + i * batches.strides[0][d], place.b + i * batches.strides[1][d],
-                        place.c + i * batches.strides[2][d]});
-      }
-    }
-    out.places_ = std::move(next);
+  // Creates `product`; its operands are in the library's order.
+  void Describe(const GemmSpec& spec, lt::Operation a_is, lt::Operation b_is, lt::DataType c_type) {
+    const auto& calls = device->libraries().cublas_lt;
+    const bool doubles = spec.dtype == DType::kFloat64;
+    const bool tf32 = device->tf32() && spec.dtype == DType::kFloat32;
+    Check(calls.MatmulDescCreate(&product,
+                                 doubles ? lt::kCompute64F
+                                 : tf32  ? lt::kCompute32FFastTf32
+                                         : lt::kCompute32F,
+                                 doubles ? lt::kReal64F : lt::kReal32F));
+    auto describe = [&](lt::MatmulDescAttribute attribute, auto value) {
+      if (product == nullptr) return;
+      Check(calls.MatmulDescSetAttribute(product, attribute, &value, sizeof value));
+    };
+    describe(lt::kDescTransA, static_cast<int32_t>(a_is));
+    describe(lt::kDescTransB, static_cast<int32_t>(b_is));
+    if (!spec.bias) return;
+    describe(lt::kDescEpilogue, static_cast<int32_t>(lt::kBias));
+    describe(lt::kDescBiasDataType, static_cast<int32_t>(c_type));
   }
 
-  const auto& calls = device->libraries().cublas_lt;
-  auto descriptors = std::make_shared<Descriptors>(device);
-  lt::Status status = lt::kSuccess;
-  auto check = [&](lt::Status answer) {
-    if (status == lt::kSuccess) status = answer;
-  };
-  const bool doubles = spec.dtype == DType::kFloat64;
-  const bool tf32 = device->tf32() && spec.dtype == DType::kFloat32;
-  check(calls.MatmulDescCreate(&descriptors->product,
-                               doubles ? lt::kCompute64F
-                               : tf32  ? lt::kCompute32FFastTf32
-                                       : lt::kCompute32F,
-                               doubles ? lt::kReal64F : lt::kReal32F));
-  auto describe = [&](lt::MatmulDescAttribute attribute, auto value) {
-    check(calls.MatmulDescSetAttribute(descriptors->product, attribute, &value, sizeof value));
-  };
-  if (status == lt::kSuccess) {
-    describe(lt::kDescTransA, static_cast<int32_t>(b->operation));
-    describe(lt::kDescTransB, static_cast<int32_t>(a->operation));
-    if (spec.bias) {
-      describe(lt::kDescEpilogue, static_cast<int32_t>(lt::kBias));
-      describe(lt::kDescBiasDataType, static_cast<int32_t>(*c_type));
-    }
-  }
-  auto lay_out = [&](lt::MatrixLayout* layout, lt::DataType of, const Operand& operand,
-                     int64_t batch_stride) {
-    check(calls.MatrixLayoutCreate(layout, of, operand.rows, operand.columns, operand.leading));
+  void LayOut(lt::MatrixLayout* layout, lt::DataType type, const Operand& operand, int32_t batch,
+              int64_t batch_stride) {
+    const auto& calls = device->libraries().cublas_lt;
+    Check(calls.MatrixLayoutCreate(layout, type, operand.rows, operand.columns, operand.leading));
     if (batch == 1 || *layout == nullptr) return;
-    check(calls.MatrixLayoutSetAttribute(*layout, lt::kLayoutBatchCount, &batch, sizeof batch));
-    check(calls.MatrixLayoutSetAttribute(*layout, lt::kLayoutBatchStride, &batch_stride,
+    Check(calls.MatrixLayoutSetAttribute(*layout, lt::kLayoutBatchCount, &batch, sizeof batch));
+    Check(calls.MatrixLayoutSetAttribute(*layout, lt::kLayoutBatchStride, &batch_stride,
                                          sizeof batch_stride));
-  };
-  lay_out(&descriptors->a, *type, *b, inner_strides[1]);
-  lay_out(&descriptors->b, *type, *a, inner_strides[0]);
-  lay_out(&descriptors->c, *c_type, *c, inner_strides[2]);
-  for (size_t i = 0; i < 2 && status == lt::kSuccess; ++i) {
+  }
+
+  // Sets algorithms[i], for pointers that are multiples of `alignment`.
+  void Choose(size_t i, uint32_t alignment) {
+    if (status != lt::kSuccess) return;
+    const auto& calls = device->libraries().cublas_lt;
     lt::Preference preference = nullptr;
-    check(calls.MatmulPreferenceCreate(&preference));
+    Check(calls.MatmulPreferenceCreate(&preference));
     auto prefer = [&](lt::PreferenceAttribute attribute, auto value) {
-      check(calls.MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+      Check(calls.MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
     };
     prefer(lt::kMaxWorkspaceBytes, kMaxWorkspace);
     // Otherwise parts of the sums of a product of halves may be rounded to half precision.
     prefer(lt::kReductionSchemes, static_cast<uint32_t>(lt::kInComputeType));
     for (const auto attribute :
          {lt::kMinAlignmentA, lt::kMinAlignmentB, lt::kMinAlignmentC, lt::kMinAlignmentD})
-      prefer(attribute, i == 0 ? kVectorBytes : static_cast<uint32_t>(out.element_bytes_));
+      prefer(attribute, alignment);
     int found = 0;
-    check(calls.MatmulAlgoGetHeuristic(device->cublas_lt(), descriptors->product, descriptors->a,
-                                       descriptors->b, descriptors->c, descriptors->c, preference,
-                                       1, &descriptors->algorithms[i], &found));
+    Check(calls.MatmulAlgoGetHeuristic(device->cublas_lt(), product, a, b, c, c, preference, 1,
+                                       &algorithms[i], &found));
     if (status == lt::kSuccess && found == 0) status = lt::kNotSupported;
     calls.MatmulPreferenceDestroy(preference);
-    out.workspace_bytes_ =
-        std::max(out.workspace_bytes_, descriptors->algorithms[i].workspace_bytes);
   }
-  if (status != lt::kSuccess)
-    return info.Refuse("cuBLASLt has no algorithm: status " + std::to_string(status));
+
+  std::shared_ptr<CudaDevice> device;
+  lt::Status status = lt::kSuccess;  // the first that was none
+  lt::MatmulDesc product = nullptr;
+  lt::MatrixLayout a = nullptr, b = nullptr, c = nullptr;  // of the library: a is our B
+  // For pointers that are multiples of kVectorBytes, and for all others.
+  std::array<lt::HeuristicResult, 2> algorithms = {};
+  // The bias is an attribute of `product`: runs on several threads take turns.
+  mutable std::mutex mutex;
+
+ private:
+  void Check(lt::Status answer) {
+    if (status == lt::kSuccess) status = answer;
+  }
+};
+
+std::vector<LtProduct::Place> LtProduct::PlacesOf(const GemmSpec& spec,
+                                                  const StridedWalk& batches) {
+  std::vector<Place> places = {{spec.a_offset, spec.b_offset, spec.c_offset}};
+  for (size_t d = 0; d + 1 < batches.dims.size(); ++d) {
+    std::vector<Place> next;
+    for (const Place& place : places) {
+      for (int64_t i = 0; i < batches.dims[d]; ++i) {
+        next.push_back({place.a + i * batches.strides[0][d], place.b + i * batches.strides[1][d],
+                        place.c + i * batches.strides[2][d]});
+      }
+    }
+    places = std::move(next);
+  }
+  return places;
+}
+
+Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& device, GemmSpec spec) {
+  const auto type = TypeOf(spec.dtype), c_type = TypeOf(spec.c_dtype);
+  if (!type || !c_type) return info.Refuse("cuBLASLt has no product of this type");
+  const auto a = AsOperand(spec.m, spec.k, spec.a), b = AsOperand(spec.k, spec.n, spec.b);
+  const auto c = AsOperand(spec.m, spec.n, spec.c);
+  if (!a || !b || !c || c->operation != lt::kNone)
+    return info.Refuse("a matrix has neither contiguous rows nor contiguous columns");
+  LtProduct out;
+  out.device_ = device;
+  out.element_bytes_ = DTypeSize(spec.dtype);
+  out.c_element_bytes_ = DTypeSize(spec.c_dtype);
+  // The innermost batch dim is the library's; the others are products of their own.
+  const StridedWalk batches =
+      StridedWalk::Make(spec.batch, {spec.a_batch, spec.b_batch, spec.c_batch});
+  out.places_ = PlacesOf(spec, batches);
+
+  auto descriptors = std::make_shared<Descriptors>(device);
+  descriptors->Describe(spec, b->operation, a->operation, *c_type);
+  const auto batch = static_cast<int32_t>(batches.dims.back());
+  descriptors->LayOut(&descriptors->a, *type, *b, batch, batches.strides[1].back());
+  descriptors->LayOut(&descriptors->b, *type, *a, batch, batches.strides[0].back());
+  descriptors->LayOut(&descriptors->c, *c_type, *c, batch, batches.strides[2].back());
+  descriptors->Choose(0, kVectorBytes);
+  descriptors->Choose(1, static_cast<uint32_t>(out.element_bytes_));
+  if (descriptors->status != lt::kSuccess) {
+    return info.Refuse("cuBLASLt has no algorithm: status " + std::to_string(descriptors->status));
+  }
+  for (const lt::HeuristicResult& chosen : descriptors->algorithms)
+    out.workspace_bytes_ = std::max(out.workspace_bytes_, chosen.workspace_bytes);
   const auto tell = [](const lt::HeuristicResult& chosen) {
     return std::to_string(chosen.workspace_bytes) + " bytes of workspace, " +
            std::to_string(chosen.waves) + " waves";

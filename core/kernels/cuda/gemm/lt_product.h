@@ -17,6 +17,8 @@
 
 namespace caesura {
 
+struct StridedWalk;
+
 // Thread safety: Run from any thread.
 class LtProduct {
  public:
@@ -35,6 +37,8 @@ class LtProduct {
   struct Place {
     int64_t a, b, c;
   };
+
+  static std::vector<Place> PlacesOf(const GemmSpec& spec, const StridedWalk& batches);
 
   std::shared_ptr<CudaDevice> device_;
   std::shared_ptr<const Descriptors> descriptors_;
