@@ -175,7 +175,9 @@ class CudaCustomOp : public CudaTraining {
 
 TEST_F(CudaCustomOp, OfCpp) {
   Compare(Net("mine.Triple", {{Triple(&cuda_)}, {}}), Net("mine.Triple", {{Triple(nullptr)}, {}}));
-  if (!OnGpu()) EXPECT_GT(Operations("kernel triple"), 0u);
+  if (!OnGpu()) {
+    EXPECT_GT(Operations("kernel triple"), 0u);
+  }
 }
 
 TEST_F(CudaCustomOp, OfCppOnAnotherStreamIsReported) {
