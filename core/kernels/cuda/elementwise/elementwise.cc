@@ -61,50 +61,72 @@ std::string Source(const StridedWalk& walk, const std::vector<DType>& dtypes, DT
          walk.Offsets() + loads + "Store(y + i, " + expression + ");\n}\n}\n";
 }
 
-Status CreateElementwise(KernelInfo& info, const CudaDevicePtr& device) {
+// The inputs' dtypes (kUndefined: absent) and the shape that they broadcast to.
+struct ElementOperands {
   Shape output;
   std::vector<DType> dtypes;
-  std::vector<std::string> values;
+  std::vector<std::string> values;  // their names in the source
+};
+
+Result<ElementOperands> OperandsOf(KernelInfo& info) {
+  ElementOperands out;
   bool first = true;
   for (int i = 0; i < info.input_count(); ++i) {
     const bool present = info.HasInput(i);
     if (present && !info.IsTensor(i)) return info.Refuse("takes tensors only");
-    dtypes.push_back(present ? info.InputDType(i) : DType::kUndefined);
-    values.push_back(present ? "v" + std::to_string(i) : "");
+    out.dtypes.push_back(present ? info.InputDType(i) : DType::kUndefined);
+    out.values.push_back(present ? "v" + std::to_string(i) : "");
     if (!present) continue;
-    Result<Shape> both = first ? info.InputShape(i) : BroadcastShape(output, info.InputShape(i));
+    Result<Shape> both =
+        first ? info.InputShape(i) : BroadcastShape(out.output, info.InputShape(i));
     if (!both.ok()) return info.Invalid(both.status().message());
-    output = *std::move(both);
+    out.output = *std::move(both);
     first = false;
   }
-  const bool widens = output != info.InputShape(0);
+  const bool widens = out.output != info.InputShape(0);
   if (widens && (info.node().Is("Clip") || info.node().Is("PRelu")))
     return info.Refuse("does not broadcast its first input");
-  const DType dtype = ResultType(info);
-  const auto expression = CudaElementExpression(info.node(), dtypes, dtype, values);
-  if (!expression) return info.Refuse("has no CUDA source for these types");
+  return out;
+}
+
+StridedWalk WalkOf(const KernelInfo& info, const Shape& output) {
   std::vector<std::vector<int64_t>> strides;
   for (int i = 0; i < info.input_count(); ++i) {
     strides.emplace_back(output.rank(), 0);
     if (info.HasInput(i)) BroadcastStrides(info.InputShape(i), output, strides.back().data());
   }
-  const StridedWalk walk = StridedWalk::Make(output.dims(), strides);
-  std::vector<int64_t> numbers = walk.Numbers();
-  if (numbers.size() * sizeof(int64_t) > kMaxParameterBytes)
-    return info.Refuse("has more inputs than a kernel takes");
-  info.SetOutput(0, dtype, output);
-  if (walk.elements == 0) {
-    info.SetCompute([](KernelContext&) {});
-    return {};
-  }
-  // Halves and bytes go by eight: an access is to move 16 bytes, or nearly so many.
-  size_t bytes = DTypeSize(dtype);
+  return StridedWalk::Make(output.dims(), strides);
+}
+
+// Elements to an access. Halves and bytes go by eight: an access is to move 16 bytes, or nearly so
+// many.
+int64_t VectorOf(const StridedWalk& walk, const std::vector<DType>& dtypes, DType output) {
+  size_t bytes = DTypeSize(output);
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (dtypes[i] != DType::kUndefined && !walk.Repeats(i))
       bytes = std::max(bytes, DTypeSize(dtypes[i]));
   }
   int64_t vector = bytes <= 2 ? 8 : 4;
   while (vector > 1 && !walk.HasVectors(vector)) vector /= 2;
+  return vector;
+}
+
+Status CreateElementwise(KernelInfo& info, const CudaDevicePtr& device) {
+  ASSIGN_OR_RETURN(const ElementOperands operands, OperandsOf(info));
+  const std::vector<DType>& dtypes = operands.dtypes;
+  const DType dtype = ResultType(info);
+  const auto expression = CudaElementExpression(info.node(), dtypes, dtype, operands.values);
+  if (!expression) return info.Refuse("has no CUDA source for these types");
+  const StridedWalk walk = WalkOf(info, operands.output);
+  std::vector<int64_t> numbers = walk.Numbers();
+  if (numbers.size() * sizeof(int64_t) > kMaxParameterBytes)
+    return info.Refuse("has more inputs than a kernel takes");
+  info.SetOutput(0, dtype, operands.output);
+  if (walk.elements == 0) {
+    info.SetCompute([](KernelContext&) {});
+    return {};
+  }
+  const int64_t vector = VectorOf(walk, dtypes, dtype);
   ASSIGN_OR_RETURN(
       const CudaKernel kernel,
       CudaKernel::Make(device, Source(walk, dtypes, dtype, *expression, vector), "elementwise",

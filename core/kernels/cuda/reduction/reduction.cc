@@ -217,27 +217,8 @@ struct Spread {
   }
 };
 
-Status SetReduction(KernelInfo& info, const CudaDevicePtr& device, const Merge& merge,
-                    const std::vector<bool>& reduced, Shape output) {
-  const Shape& shape = info.InputShape(0);
-  const DType dtype = info.InputDType(0);
-  const auto out_dtype =
-      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
-  if (!kFloatTypes.Contains(out_dtype)) return info.Refuse("has no CUDA source for these types");
-  std::vector<int64_t> kept_dims, kept_strides, dims, strides;
-  const std::vector<int64_t> all = shape.Strides();
-  for (int a = 0; a < shape.rank(); ++a) {
-    (reduced[a] ? dims : kept_dims).push_back(shape[a]);
-    (reduced[a] ? strides : kept_strides).push_back(all[a]);
-  }
-  const StridedWalk kept = StridedWalk::Make(kept_dims, {kept_strides});
-  const StridedWalk under = StridedWalk::Make(dims, {strides});
-  info.SetOutput(0, out_dtype, std::move(output));
-  if (kept.elements == 0) {
-    info.SetCompute([](KernelContext&) {});
-    return {};
-  }
-  const Spread spread(*device, kept, under, 16 / static_cast<int64_t>(DTypeSize(dtype)));
+std::string ReduceSource(const Merge& merge, const Spread& spread, const StridedWalk& kept,
+                         const StridedWalk& under, DType dtype, DType out_dtype) {
   const std::pair<const char*, std::string> macros[] = {
       {"OP", merge.op},
       {"FIRST", merge.first},
@@ -260,6 +241,31 @@ Status SetReduction(KernelInfo& info, const CudaDevicePtr& device, const Merge& 
     for (size_t at; (at = source.find(name)) != std::string::npos;)
       source.replace(at, std::string(name).size(), text);
   }
+  return source;
+}
+
+Status SetReduction(KernelInfo& info, const CudaDevicePtr& device, const Merge& merge,
+                    const std::vector<bool>& reduced, Shape output) {
+  const Shape& shape = info.InputShape(0);
+  const DType dtype = info.InputDType(0);
+  const auto out_dtype =
+      static_cast<DType>(info.Attr<int64_t>("dtype", static_cast<int64_t>(dtype)));
+  if (!kFloatTypes.Contains(out_dtype)) return info.Refuse("has no CUDA source for these types");
+  std::vector<int64_t> kept_dims, kept_strides, dims, strides;
+  const std::vector<int64_t> all = shape.Strides();
+  for (int a = 0; a < shape.rank(); ++a) {
+    (reduced[a] ? dims : kept_dims).push_back(shape[a]);
+    (reduced[a] ? strides : kept_strides).push_back(all[a]);
+  }
+  const StridedWalk kept = StridedWalk::Make(kept_dims, {kept_strides});
+  const StridedWalk under = StridedWalk::Make(dims, {strides});
+  info.SetOutput(0, out_dtype, std::move(output));
+  if (kept.elements == 0) {
+    info.SetCompute([](KernelContext&) {});
+    return {};
+  }
+  const Spread spread(*device, kept, under, 16 / static_cast<int64_t>(DTypeSize(dtype)));
+  const std::string source = ReduceSource(merge, spread, kept, under, dtype, out_dtype);
   ASSIGN_OR_RETURN(const CudaKernel reduce, CudaKernel::Make(device, source, "reduce",
                                                              {static_cast<unsigned>(spread.blocks),
                                                               unsigned{Spread::kThreads}}));
