@@ -26,9 +26,9 @@
 //                   ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d");
 //                   for a tensor argument a number, which is then as weak in type promotion as a
 //                   number in Python
-// What is given neither way takes its default, or None. Ints, bools, numbers and lists of them
-// (symints as well) may also come as inputs, on the host: where the plan knows their values the
-// outputs are planned, otherwise the node is made at run time.
+// An argument that is given neither way takes its default, or None. Ints, bools, numbers and lists
+// of them (symints as well) may also come as inputs, on the host: where the plan knows their values
+// the outputs are planned, otherwise the node is made at run time.
 //
 // Outputs are the results in order, a list of tensors one output an element; numbers come as
 // scalars. Operators that write to their arguments are refused: name the functional overload. Where

@@ -26,7 +26,7 @@ struct PlainScope {
   c10::impl::ExcludeDispatchKeyGuard casts{c10::autocast_dispatch_keyset};
 };
 
-// Whether it stands for a batch of gradients that torch.vmap takes at once (is_grads_batched).
+// True if it stands for a batch of gradients that torch.vmap takes at once (is_grads_batched).
 bool IsBatched(const at::Tensor& gradient) {
   static constexpr c10::DispatchKeySet kBatched{c10::DispatchKey::Batched,
                                                 c10::DispatchKey::FuncTorchBatched};
@@ -177,8 +177,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
  public:
   explicit Backward(c10::intrusive_ptr<CapturedCall> call) : call_(std::move(call)) {}
 
-  // What the backward reads, and for derivatives of derivatives the inputs. `outputs` have this
-  // node as their origin.
+  // Keeps the values that the backward reads, and for derivatives of derivatives the inputs.
+  // `outputs` have this node as their origin.
   void Save(at::TensorList tensors, c10::IntArrayRef sizes, const CapturedGraph::Values& values,
             const std::vector<at::Tensor>& outputs, std::optional<at::Tensor> random) {
     const CallLayout& layout = call_->layout_;
@@ -241,8 +241,8 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   std::string name() const override { return "CaesuraBackward"; }
 
  private:
-  // Of each input, whether it has a gradient. None where nothing comes, as in PyTorch: an optimizer
-  // would take zeros for a gradient.
+  // For each input, true if it has a gradient. None where nothing comes, as in PyTorch: an
+  // optimizer would take zeros for a gradient.
   std::vector<bool> Reached(const variable_list& dys) const {
     const CallLayout& layout = call_->layout_;
     std::vector<bool> reached(layout.backward_results.size());

@@ -28,7 +28,7 @@
 
 namespace caesura::torch {
 
-// Where values of the two graphs come from and go to. Numbers are those of values in the graph;
+// The origin and the use of the values of the two graphs. Numbers are those of values in the graph;
 // `backward_...` in that of the backward.
 struct CallLayout {
   std::vector<int64_t> tensors, sizes;  // the inputs: the tensors, and the ints beside them
@@ -58,7 +58,7 @@ class CapturedCall : public ::torch::CustomClassHolder {
                bool random, int64_t key, std::shared_ptr<void> keep_alive);
 
   // Throws what the graph's steps throw, and where forward-mode derivatives are asked for. Outputs
-  // are the caller's. A backward fails where what it reads was changed in place behind the forward,
+  // are the caller's. A backward fails where what it reads was changed in place after the forward,
   // as far as PyTorch's version counters tell.
   std::vector<at::Tensor> Run(at::TensorList tensors, c10::IntArrayRef sizes);
 

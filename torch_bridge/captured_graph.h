@@ -20,7 +20,7 @@
 
 namespace caesura::torch {
 
-// What graphs have spent, and how often: in programs, and in operators of PyTorch's.
+// The time that graphs have spent, and how often: in programs, and in operators of PyTorch's.
 class CallCounters : public ::torch::CustomClassHolder {
  public:
   void AddProgram(int64_t nanoseconds, bool is_part) { Add(&program_, nanoseconds, !is_part); }
@@ -55,7 +55,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   }
 
   void AddConstant(int64_t value, at::Tensor tensor) { constants_.at(value) = std::move(tensor); }
-  // Steps, in the order that they run in. `dead`: values that nothing reads behind it.
+  // Steps, in the order that they run in. `dead`: values that nothing reads after the step.
   // An ONNX model (its bytes, uint8) of the values' tensors and ints, by position.
   void AddProgram(const at::Tensor& model, std::vector<int64_t> reads, std::vector<int64_t> writes,
                   std::vector<int64_t> dead);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libcaesura_torch hands to a program that opens it in the run and does not link it (the
+// libcaesura_torch hands these to a program that opens it at run time and does not link it (the
 // Python package does so).
 #ifndef CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_
 #define CAESURA_TORCH_BRIDGE_KERNEL_LIBRARY_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels that call PyTorch share: inputs as at::Tensors, results into planned outputs,
+// Parts that kernels that call PyTorch share: inputs as at::Tensors, results into planned outputs,
 // exceptions into Status.
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_
 #define CAESURA_TORCH_BRIDGE_TORCH_KERNEL_H_

@@ -32,8 +32,8 @@ namespace caesura::torch {
 struct ModuleOptions {
   // Initializers to train, as in StepOptions. The others are constants of the model.
   std::vector<std::string> trainable = {}, frozen = {};
-  // Where the module may run. It begins on the device of the first one. Empty: the CPU, and GPUs
-  // that it is moved to.
+  // The providers that the module may run on. It begins on the device of the first one. Empty: the
+  // CPU, and GPUs that it is moved to.
   ProviderList providers = {};
   int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops

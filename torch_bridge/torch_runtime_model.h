@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the torch runtime of model ops can load: TorchScript archives and AOTInductor packages. Part
-// of the plug-in libcaesura_runtime_torch.so; errors are thrown, as plug-ins do.
+// The models that the torch runtime of model ops can load: TorchScript archives and AOTInductor
+// packages. Part of the plug-in libcaesura_runtime_torch.so; errors are thrown, as plug-ins do.
 #ifndef CAESURA_TORCH_BRIDGE_TORCH_RUNTIME_MODEL_H_
 #define CAESURA_TORCH_BRIDGE_TORCH_RUNTIME_MODEL_H_
 

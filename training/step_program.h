@@ -60,7 +60,7 @@ struct StepOptions : TrainableOptions {
   // gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
   // float32.
   DType precision = DType::kFloat32;
-  // Where several ranks train together: a bucket of gradients that they sum is closed at this many
+  // If several ranks train together: a bucket of gradients that they sum is closed at this many
   // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
   int64_t bucket_bytes = 0;
   // The number of ranks, if each keeps the optimizer state of only its part of each bucket.

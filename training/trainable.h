@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which values of a model are trained: those that the user names, or those that gradients reach.
+// The values of a model that are trained: those that the user names, or those that gradients reach.
 #ifndef CAESURA_TRAINING_TRAINABLE_H_
 #define CAESURA_TRAINING_TRAINABLE_H_
 

@@ -78,8 +78,8 @@ struct TrainingOptions {
   // Gradients are summed over the ranks in buckets that are closed at this many bytes (1 or more,
   // the same on all ranks), each while the backward goes on.
   int64_t bucket_bytes = int64_t{4} << 20;
-  // How several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it on each.
-  // 1: each has the state of its own part of every bucket only, updates that part of the
+  // The way in which several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it
+  // on each. 1: each has the state of its own part of every bucket only, updates that part of the
   // parameters, and gives it to the others. Losses and parameters are those of 0.
   // 2: with accumulation each also accumulates its own parts of the gradients only, which all
   // micro-steps exchange.
@@ -136,7 +136,7 @@ class TrainingSession {
   // ranks: all Restore the last checkpoint. A suspension is agreed: after the step in which a rank
   // is asked to suspend, Step fails with kSuspended on all ranks before it begins.
   Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
-  // Where accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
+  // If accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
   // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
   // accumulation_steps is not 0.
   Result<double> Accumulate(const NamedValues& feeds,
@@ -177,7 +177,8 @@ class TrainingSession {
   // Gives up the step that waits. Fails, as a step does that fails in the middle of its updates,
   // where it has begun to write to parameters.
   Status DropStep();
-  // How the step that waits may round otherwise than in the session that began it; empty: not.
+  // The ways in which the step that waits may round otherwise than in the session that began it;
+  // empty: not.
   const std::vector<std::string>& StepDifferences() const { return waiting_.differences; }
 
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes. Fails
@@ -193,7 +194,7 @@ class TrainingSession {
   double learning_rate() const;
   // The mean loss of the micro-steps of the last update, done or skipped.
   double update_loss() const { return update_loss_; }
-  // Of the loss: 1 but for StepOptions::precision float16.
+  // The scale of the loss: 1 but for StepOptions::precision float16.
   double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
   // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
   // group and a last one for the parameters of none. They start as the optimizers' own.
@@ -230,7 +231,7 @@ class TrainingSession {
   // parameters. False: calls run again.
   void set_terminate(bool terminate) { *terminate_ = terminate; }
   bool terminate() const { return *terminate_; }
-  // The next step's random ops draw by this seed, however many steps came before; those behind it
+  // The next step's random ops draw by this seed, however many steps came before; later ones
   // by the session's own.
   void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
@@ -271,7 +272,7 @@ class TrainingSession {
   Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
   // The program of an updating step, for reports.
   const Graph& step_graph() const { return update_->graph(); }
-  // What of it went to the host for the sake of shapes, where there is a device
+  // The parts of it that went to the host for the sake of shapes, if there is a device
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
   const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
 
@@ -311,7 +312,7 @@ class TrainingSession {
   const NamedValues& ProgramFeeds(int64_t accumulated);
   Result<double> RunStep(bool updates, const NamedValues& feeds,
                          std::vector<ExecutionObserver*> observers);
-  // What becomes of the session when a run of a step is over, or waits.
+  // Settles the session when a run of a step is over, or waits.
   Result<double> EndRun(bool updates, RunResult result);
   static double ScalarOf(const Tensor& tensor);
   std::string DescribeLoss() const;

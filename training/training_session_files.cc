@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a training session writes and reads: checkpoints and trained models.
+// The files that a training session writes and reads: checkpoints and trained models.
 #include <new>
 #include <utility>
 
@@ -43,7 +43,7 @@ Status KeepOutputs(const std::vector<std::string>& names, Model& model) {
   return {};
 }
 
-// How far training has come; zeros where a checkpoint has none of it.
+// The progress of training; zeros where a checkpoint has none of it.
 struct Progress {
   int64_t updates = 0, micro_steps = 0, accumulated = 0, seed = 0;
   double learning_rate = 0;

@@ -22,7 +22,7 @@
 
 namespace caesura {
 
-// `parameters`: names of the initializers that updates write. To be run behind passes that fuse or
+// `parameters`: names of the initializers that updates write. To be run after passes that fuse or
 // move nodes: they see no readers through views.
 std::shared_ptr<Pass> MakeUpdateOrderPass(std::vector<std::string> parameters);
 

@@ -26,7 +26,7 @@ class UpdateWriter {
   static Status CheckRankParts(const StepOptions& options,
                                const std::vector<std::string>& trainable);
 
-  // Where the loss is scaled: 1 / scale as a float64 value. To be called first.
+  // If the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
   // Then the writes of Accumulate and Update wait until these are known to be finite. To be called
   // before them.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this library is: its version, what it was built with, what it runs on. For `--version` and
-// reports.
+// Facts about this library: its version, what it was built with, what it runs on. For `--version`
+// and reports.
 #ifndef CAESURA_CORE_BASE_BUILD_FACTS_H_
 #define CAESURA_CORE_BASE_BUILD_FACTS_H_
 

@@ -41,9 +41,9 @@ int ProgramCacheMegabytes();
 // where unset.
 std::string Python();
 
-// How many ranks the launcher of this process has started: OMPI_COMM_WORLD_SIZE under Open MPI's
-// mpirun, else SLURM_STEP_NUM_TASKS under SLURM's srun; 1 without a launcher. A batch script, which
-// is one process, has SLURM_NTASKS, too: that is not read.
+// The number of ranks that the launcher of this process has started: OMPI_COMM_WORLD_SIZE under
+// Open MPI's mpirun, else SLURM_STEP_NUM_TASKS under SLURM's srun; 1 without a launcher. A batch
+// script, which is one process, has SLURM_NTASKS, too: that is not read.
 int LaunchedRanks();
 
 // "NAME=VALUE" of all set variables that change how caesura runs: CAESURA_*, OMP_*, GOMP_*,

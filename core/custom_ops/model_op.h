@@ -54,7 +54,7 @@ std::vector<CustomOp> MakeModelOps(std::vector<CaesuraModelRuntime> runtimes);
 struct WrapOptions {
   std::string runtime;
   std::string model_bytes, weight_bytes;
-  // Where not empty: the node names these files instead of holding the bytes.
+  // If not empty, the node names these files instead of holding the bytes.
   std::string model_file, weights_file;
   OptionSet options;
   // Names and types ("x", "float32[N, 64]") that the runtime cannot tell, or tells less of; in the

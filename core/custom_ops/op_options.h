@@ -7,7 +7,7 @@
 //   options.ForOp("ModelOp", "ai.caesura").Update("threads", "1");
 //   session_options.custom_ops.options = options;
 //
-// Where several places name an option, the first of these has the word:
+// If several places name an option, the first of these counts:
 //   1. the session's options of the node, by its name
 //   2. those that the node brings along in its model (attributes option_names and option_values)
 //   3. the session's options of the op type

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks are on one machine.
+// Finds the ranks that are on one machine.
 #ifndef CAESURA_CORE_DISTRIBUTED_MACHINE_H_
 #define CAESURA_CORE_DISTRIBUTED_MACHINE_H_
 

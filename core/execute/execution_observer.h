@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How profilers, dumps, ranges and memory profiles watch a run. The executor's loop knows only this
-// interface, and with no observer attached it does not even ask.
+// Profilers, dumps, ranges and memory profiles watch a run by this interface. The executor's loop
+// knows only it, and with no observer attached it does not even ask.
 #ifndef CAESURA_CORE_EXECUTE_EXECUTION_OBSERVER_H_
 #define CAESURA_CORE_EXECUTE_EXECUTION_OBSERVER_H_
 

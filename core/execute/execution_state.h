@@ -36,8 +36,9 @@ struct RunOptions {
   ParameterSet* parameters = nullptr;  // needed when the plan has parameters
   ValueCache* cache =
       nullptr;  // of this plan; without it, cacheable values are computed in each run
-  // Of all random streams, and a count of runs: equal seeds and steps give equal numbers. A session
-  // puts in its own seed and its next step where none is given; without a session they are 0.
+  // The seed of all random streams, and a count of runs: equal seeds and steps give equal numbers.
+  // A session puts in its own seed and its next step where none is given; without a session they
+  // are 0.
   std::optional<uint64_t> seed = std::nullopt, step = std::nullopt;
   std::string tag = {};  // what observers call the run ("batch 17"); empty: its step
   std::vector<ExecutionObserver*> observers = {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How bodies of If, Loop and Scan, at any depth, learn that the caller has ended the run that they
+// Tells bodies of If, Loop and Scan, at any depth, that the caller has ended the run that they
 // belong to. They run on the thread of their run, and kernels, which stand between the two, know
 // nothing of it.
 #ifndef CAESURA_CORE_EXECUTE_RUN_CANCEL_H_

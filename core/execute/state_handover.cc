@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What crosses the border between a run and its caller: values handed out at a yield and at the
+// The border between a run and its caller: values handed out at a yield and at the
 // end, values taken in.
 #include <cstring>
 #include <new>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the gradient hook of an op of the user's is called with: the forward node and the gradients
+// The argument of the gradient hook of an op of the user's: the forward node and the gradients
 // of its outputs. It adds the nodes that compute the gradients of the inputs.
 //
 //   // y = a x

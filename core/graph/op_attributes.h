@@ -6,7 +6,7 @@
 
 namespace caesura {
 
-// Which of the session's instances computes the node (int). Never in a file.
+// The number of the session's instance that computes the node (int). Never in a file.
 inline constexpr char kInstanceAttribute[] = "ai.caesura.instance";
 // The attribute of a node that a gradient hook has added: the name of the forward node, whose
 // options it has (string; empty: of none).

@@ -8,7 +8,7 @@
 //
 // Caches of model hubs keep files by their hash, and folders of relative links to them:
 //   snapshots/1/net.onnx -> ../../blobs/8d5e    snapshots/1/net.onnx.data -> ../../blobs/f00c
-// Where the user's own path of the model is such a link, its target's folder is trusted as well: a
+// If the user's own path of the model is such a link, its target's folder is trusted as well: a
 // link among the model's external data may lead to a file that lies directly in it, and to nothing
 // else outside of the model's folder.
 //

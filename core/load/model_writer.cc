@@ -19,7 +19,7 @@ constexpr uint64_t kPage = 4096;
 constexpr size_t kHashDigits = 16;
 const char* const kDataSuffix = ".data";
 
-// Where each external tensor goes in the data file.
+// The place of each external tensor in the data file.
 class DataLayout {
  public:
   explicit DataLayout(size_t threshold) : threshold_(threshold) {}

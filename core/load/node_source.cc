@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a node came from, in the words of the exporter. torch.onnx leaves two entries:
+// The origin of a node, in the words of the exporter. torch.onnx leaves two entries:
 //   namespace                   ": main.Net/blocks.0: main.Block/blocks.0.fc:
 //   torch.nn.Linear/linear: aten.linear" pkg.torch.onnx.stack_trace  'File "net.py", line 5, in
 //   forward\n  x = self.fc(x)\n  File "torch/linear.py", ...'

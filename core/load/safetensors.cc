@@ -56,9 +56,8 @@ const char* FileName(DType dtype) {
 }
 
 // Takes the header's JSON apart as it is parsed, so that nothing but the entries is ever built.
-// What is not exactly
-// {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}, "__metadata__": {"key":
-// "text"}} ends the parse.
+// Anything but exactly {"name": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
+// "__metadata__": {"key": "text"}} ends the parse.
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Entry = SafetensorsReader::Entry;

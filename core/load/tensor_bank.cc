@@ -18,7 +18,7 @@ Result<uint64_t> ParseNumber(const std::string& key, const std::string& text) {
   return InvalidModel("its external " + key + " is '" + text + "'");
 }
 
-// Where an external tensor lies. Other keys (checksum, and whatever else a file may say) are
+// The place of an external tensor. Other keys (checksum, and whatever else a file may say) are
 // ignored.
 struct Place {
   std::string location;

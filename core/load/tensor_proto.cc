@@ -83,7 +83,7 @@ Status UnpackInt32Field(const TensorProto& proto, DType dtype, int64_t elements,
   return {};
 }
 
-// Which data field holds the elements of `dtype`, and how many entries it must have.
+// The data field that holds the elements of `dtype`, and the entries that it must have.
 struct Field {
   const char* name;
   int stored;

@@ -82,7 +82,8 @@ Result<Directory> FindDirectory64(const ReadableFile& file, uint64_t end_offset)
   return Directory{U64(end, 32), U64(end, 40), U64(end, 48)};
 }
 
-// Where the directory is, from the record at the end, which a comment of up to 64 KiB may follow.
+// The place of the directory, from the record at the end, which a comment of up to 64 KiB may
+// follow.
 Result<Directory> FindDirectory(const ReadableFile& file) {
   const uint64_t tail_bytes =
       std::min<uint64_t>(file.size(), kEndBytes + std::numeric_limits<uint16_t>::max());

@@ -6,7 +6,7 @@
 // A node whose shape-like inputs are known only at run time, or that follows one whose output sizes
 // are, becomes a *dynamic* step: the same factory creates its kernel when the step is reached.
 //
-// Where providers of several devices serve a plan, each value is on the device that makes it, and
+// If providers of several devices serve a plan, each value is on the device that makes it, and
 // what another one reads is copied there once, by a step of its own (core/plan/placement.h decides
 // who runs where). What kernels declare as host inputs and host outputs is on the host.
 //

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an error says where it happened: in its message, and as Status::location().
+// The place where an error happened: in its message, and as Status::location().
 #ifndef CAESURA_CORE_PLAN_NODE_ERROR_H_
 #define CAESURA_CORE_PLAN_NODE_ERROR_H_
 

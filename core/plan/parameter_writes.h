@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parameters a step of a plan writes to.
+// The parameters that a step of a plan writes to.
 #ifndef CAESURA_CORE_PLAN_PARAMETER_WRITES_H_
 #define CAESURA_CORE_PLAN_PARAMETER_WRITES_H_
 

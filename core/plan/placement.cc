@@ -21,7 +21,7 @@ bool HandlesHostObjects(const Node& node) {
          std::any_of(node.outputs().begin(), node.outputs().end(), IsHostObject);
 }
 
-// Which inputs of a YieldOp its outputs are the gradients of, in order.
+// The inputs of a YieldOp whose gradients are its outputs, in order.
 std::vector<int> DifferentiableInputs(const Node& yield) {
   const auto without = yield.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
   std::vector<int> out;

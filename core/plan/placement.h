@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who runs each node of a graph and of its bodies, and on which device each value is made. A node
+// The provider of each node of a graph and of its bodies, and the device of each value. A node
 // goes to the provider that it is pinned to (Node::provider), otherwise to the first one that has a
 // kernel for it; strings, sequences, maps and optionals stay on the host, and so do optimizer
 // nodes that are pinned to no device: who pins them has seen that the parameters live there
@@ -50,12 +50,13 @@ class Placement {
   // Null when no provider has a kernel.
   const ExecutionProvider* ProviderOf(const Node& node) const;
   int DeviceOf(const Value* value) const;
-  // Where `provider` makes output `i` of the node.
+  // The device on which `provider` makes output `i` of the node.
   int OutputDevice(const Node& node, const ExecutionProvider& provider, int i) const;
-  // Where `provider` needs input `i` of the node; kAnywhere where it hands the value on without a
-  // look.
+  // The device on which `provider` needs input `i` of the node; kAnywhere where it hands the value
+  // on without a look.
   int InputDevice(const Node& node, const ExecutionProvider& provider, int i) const;
-  // Where the outputs of a body of the node are wanted, by output; those not listed: on the host.
+  // The devices on which the outputs of a body of the node are wanted, by output; those not listed:
+  // on the host.
   std::vector<std::optional<Device>> BodyResults(const Node& node,
                                                  const ExecutionProvider& provider) const;
 

@@ -45,7 +45,7 @@ struct PlannedCopy {
   const Node* reader;  // that it is copied for; null for graph outputs
 };
 
-// Where the bytes of one or more values (a value and its views) are.
+// The place of the bytes of one or more values (a value and its views).
 struct PlannedBuffer {
   // The owner of the bytes.
   enum class Kind : uint8_t {

@@ -51,11 +51,11 @@ struct PlanOptions {
   bool cache_values = true;  // keep what depends only on parameters across runs
   // Implemented by core/execute; plans with If, Loop or Scan need it.
   SubgraphFactory make_subgraph = nullptr;
-  // Where graph outputs are handed out, by output: nullopt leaves one where it is made. Those not
-  // listed: on the host.
+  // The devices on which graph outputs are handed out, by output: nullopt leaves one where it is
+  // made. Those not listed: on the host.
   std::vector<std::optional<Device>> fetch_devices = {};
-  // Which graph outputs are handed out, by output; the others are absent, and no step computes what
-  // only they need. Empty: all.
+  // The graph outputs that are handed out, by output; the others are absent, and no step computes
+  // what only they need. Empty: all.
   std::vector<bool> wanted_fetches = {};
   // Shared by the plans of one graph; null: each plan copies initializers to devices for itself.
   std::shared_ptr<DeviceConstants> device_constants = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a graph and its feeds become a plan, phase by phase (plan_phases.h).
+// Makes a plan of a graph and its feeds, phase by phase (plan_phases.h).
 #include <algorithm>
 #include <utility>
 

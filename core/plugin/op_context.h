@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Behind the C table for ops (caesura_op.h): what a CaesuraContext is.
+// The definition of CaesuraContext, which the C table for ops (caesura_op.h) only names.
 #ifndef CAESURA_CORE_PLUGIN_OP_CONTEXT_H_
 #define CAESURA_CORE_PLUGIN_OP_CONTEXT_H_
 

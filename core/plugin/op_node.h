@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Behind the C table for ops (caesura_op.h): what a CaesuraOpNode is, and what set_output and
-// describe_* leave in it.
+// The definition of CaesuraOpNode, which the C table for ops (caesura_op.h) only names, with all
+// that set_output and describe_* leave in it.
 #ifndef CAESURA_CORE_PLUGIN_OP_NODE_H_
 #define CAESURA_CORE_PLUGIN_OP_NODE_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plug-in offers, as its library has described it (caesura_plugin.h). Plain descriptions:
-// plugin_op.h, model_op.h and plugin_provider.h make of them what sessions use.
+// A plug-in's ops and providers, as its library has described them (caesura_plugin.h). Plain
+// descriptions: plugin_op.h, model_op.h and plugin_provider.h make of them what sessions use.
 #ifndef CAESURA_CORE_PLUGIN_PLUGIN_LIBRARY_H_
 #define CAESURA_CORE_PLUGIN_PLUGIN_LIBRARY_H_
 
@@ -26,7 +26,7 @@ struct PluginLibrary {
 // with the path in front.
 Result<PluginLibrary> LoadPluginLibrary(const std::string& path);
 
-// Where the plug-in lib<stem>.so is: in a folder of CAESURA_PLUGIN_PATH, or beside this library;
+// The path of the plug-in lib<stem>.so: in a folder of CAESURA_PLUGIN_PATH, or beside this library;
 // else the file's name alone, for the system to look for.
 std::string FindPluginLibrary(const std::string& stem);
 

@@ -14,7 +14,7 @@
 
 namespace caesura {
 
-// Where ranges go. Ranges of a thread nest: End closes the one that Begin of the same thread opened
+// Takes ranges. Ranges of a thread nest: End closes the one that Begin of the same thread opened
 // last. Thread safety: both methods from any thread.
 class RangeSink {
  public:

@@ -36,7 +36,7 @@ struct RecordedStep {
   std::vector<FusedPart> parts;              // of a fused node, in their order; empty for others
   std::vector<std::string> inputs, outputs;  // "h float32[4, 3]"; absent ones are left out
   bool makes_shapes = false;  // all outputs are integers or bools, of at most 64 elements
-  // Of the run. A step that was not reached has a negative `begin_ns`.
+  // The start of the run's step. One that was not reached has a negative `begin_ns`.
   int64_t begin_ns = -1;  // since the recorder was made
   int64_t duration_ns = 0;
   StepSizes sizes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many bytes a step reads and writes.
+// The bytes that a step reads and writes.
 #ifndef CAESURA_CORE_PROFILE_STEP_SIZES_H_
 #define CAESURA_CORE_PROFILE_STEP_SIZES_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where nodes run: a device, its memory, its kernels.
+// A provider runs nodes: it has a device, its memory and its kernels.
 #ifndef CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
 #define CAESURA_CORE_PROVIDERS_EXECUTION_PROVIDER_H_
 
@@ -30,7 +30,8 @@ class ExecutionProvider {
   virtual std::string rounding() const { return {}; }
   // Bytes between the host and this provider's device, or within it; in order with the device's
   // work, and perhaps not done yet when it returns. The host may read what came to it after
-  // Synchronise.
+  // Synchronise. Host memory that is read must stay as it is until the call returns, or, where it
+  // is page-locked, until Synchronise.
   virtual Status Copy(CopyKind, void* to, const void* from, size_t bytes) const {
     if (bytes > 0) std::memcpy(to, from, bytes);
     return {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a provider has that runs parts of a graph as a whole: it says which nodes it would take
+// A provider that runs parts of a graph as a whole has this: it says which nodes it would take
 // (Capability), makes each group ready (Compile) and runs it. core/plan/subgraph_partition.h
 // replaces each group by one node.
 #ifndef CAESURA_CORE_PROVIDERS_SUBGRAPH_COMPILER_H_

@@ -66,8 +66,8 @@ struct SuspendedRun {
 struct RunResult {
   // kSuspended: `suspended` has the run.
   Status status = {};
-  // Where status is ok: the graph's outputs; or, where `suspended` has the run, what the yield that
-  // it waits at has handed out.
+  // If status is ok: the graph's outputs; or, if `suspended` has the run, the values that the yield
+  // that it waits at has handed out.
   std::vector<RuntimeValue> values = {};
   ParameterEffect parameters = {};
   std::unique_ptr<SuspendedRun> suspended = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Provider fallback: a session whose provider fails goes on with the default providers.
 //
-// What counts as failing is kProviderFailure alone: a provider's factory, kernel, copy or allocator
+// Only kProviderFailure counts as failing: a provider's factory, kernel, copy or allocator
 // (the lack of a device's memory is reported so) has failed, while the session was made, while a
 // run was planned, or in a run. All else is reported as it is: a mistake of the caller's, a broken
 // model, a missing kernel, no host memory.

@@ -90,7 +90,7 @@ class IoBinding {
   struct Bound {
     std::vector<RuntimeValue> feeds;  // by input of the graph
     std::vector<Output> outputs;      // as bound
-    // What Run passes on, made of `outputs`: by output of the graph; empty where nothing needs to
+    // Run passes these on, made of `outputs`: by output of the graph; empty where nothing needs to
     // be said.
     std::vector<Tensor> buffers;
     std::vector<std::optional<Device>> devices;

@@ -16,7 +16,7 @@ bool HasHostKernel(const Node& node, const ShapeChains& chains) {
   return !chains.host().kernels().Find(node).empty();
 }
 
-// Which inputs the list takes for shapes.
+// True for the inputs that the list takes for shapes.
 bool IsShapeInput(const Node& node, int i) {
   if (node.Is("Range")) return true;
   if (node.Is("ConstantOfShape")) return i == 0;

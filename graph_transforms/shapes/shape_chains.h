@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU fallback goes by: who reads each value of a graph and its bodies, and where; which
-// values look like shapes, and which nodes may run on the host in place of a device. Private to
-// graph_transforms.
+// The CPU fallback goes by these facts: who reads each value of a graph and its bodies, and where;
+// which values look like shapes, and which nodes may run on the host in place of a device. Private
+// to graph_transforms.
 #ifndef CAESURA_GRAPH_TRANSFORMS_SHAPES_SHAPE_CHAINS_H_
 #define CAESURA_GRAPH_TRANSFORMS_SHAPES_SHAPE_CHAINS_H_
 
@@ -35,7 +35,8 @@ struct ValueRead {
 struct HandedOn {
   Node* owner;
   std::vector<Value*> results;  // the node's output and the body's input, as far as they are there
-  // What they come from (outputs of bodies, the start of a loop), and the graphs that hand it on.
+  // The values that they come from (outputs of bodies, the start of a loop), and the graphs that
+  // hand it on.
   std::vector<std::pair<Value*, Graph*>> sources;
 };
 
@@ -65,7 +66,7 @@ class ShapeChains {
   // As placement has it, by graph in the order of graphs().
   std::vector<CopyCount> Copies() const;
 
-  // Where placement has the value: constants count as on the host.
+  // True if placement has the value on the host; constants count as there.
   bool IsOnHost(const Value* value) const { return placement_.DeviceOf(value) == 0; }
   static bool IsConstant(const Value* value) {
     return value->graph()->Initializer(value) != nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where each node of the shape chains runs so that as few values as possible are copied. Private to
-// graph_transforms.
+// Chooses the device of each node of the shape chains, so that as few values as possible are
+// copied. Private to graph_transforms.
 //
 // A movable node may run on the host, on its device, or on both: it is tiny, and running it twice
 // is cheaper than a copy. So the two directions can be settled one after the other, each by a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the binding files share: the module's parts, and Status turned into exceptions (the only
-// place that throws).
+// Parts that the binding files share: the module's parts, and Status turned into exceptions (the
+// only place that throws).
 #ifndef CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 #define CAESURA_TORCH_BRIDGE_PYTHON_BINDINGS_H_
 

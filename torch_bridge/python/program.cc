@@ -76,7 +76,7 @@ class Program {
   std::unique_ptr<caesura::Program> graph_;
 };
 
-// Where programs run: tells what could not.
+// Runs programs, and tells which could not run.
 class Kernels {
  public:
   explicit Kernels(const Gpu* gpu) {

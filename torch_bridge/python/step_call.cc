@@ -32,7 +32,7 @@ struct Feed {
   nb::object drawn = {};  // while a step runs
 };
 
-// Where a group of the optimizer's has a coefficient.
+// The place of a coefficient in a group of the optimizer's.
 struct Place {
   nb::object key;
   int64_t index;    // of a tuple's; -1: the value itself

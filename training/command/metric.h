@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What validation reports besides the loss.
+// The figure that validation reports besides the loss.
 #ifndef CAESURA_TRAINING_COMMAND_METRIC_H_
 #define CAESURA_TRAINING_COMMAND_METRIC_H_
 

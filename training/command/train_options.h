@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the user says to `caesura train`.
+// The options of `caesura train`.
 #ifndef CAESURA_TRAINING_COMMAND_TRAIN_OPTIONS_H_
 #define CAESURA_TRAINING_COMMAND_TRAIN_OPTIONS_H_
 

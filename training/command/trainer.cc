@@ -454,7 +454,7 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
     const int64_t before = session_->updates();
     const Result<double> loss = Update();
     status = loss.status();
-    // Where gradients have overflowed, the same batches come again at a smaller scale.
+    // If gradients have overflowed, the same batches come again at a smaller scale.
     if (status.ok() && session_->updates() > before) status = AfterUpdate(*loss);
     if (status.ok() && is_first_rank_) bar.Update(session_->updates(), Note());
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a result is what a test expects; the same rules as in caesura/conformance.py.
+// Compares a result with what a test expects; the same rules as in caesura/conformance.py.
 #ifndef CAESURA_TRAINING_COMMAND_VALUE_COMPARE_H_
 #define CAESURA_TRAINING_COMMAND_VALUE_COMPARE_H_
 

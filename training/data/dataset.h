@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where batches come from: examples by index, from arrays or from a text. What order they come in
-// is the sampler's business (training/data/sampler.h).
+// The source of batches: examples by index, from arrays or from a text. Their order is the
+// sampler's business (training/data/sampler.h).
 #ifndef CAESURA_TRAINING_DATA_DATASET_H_
 #define CAESURA_TRAINING_DATA_DATASET_H_
 

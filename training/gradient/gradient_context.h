@@ -85,7 +85,7 @@ class GradientContext {
   // Output i of the forward node, which is added where the model left it out.
   Expr EnsureOutput(int i, ValueType type);
   // Output i of `training_op`, an op of ours that does what the forward node does and takes its
-  // place. Behind it the rule reads no outputs, and ends with SetInputGradients, which removes the
+  // place. After it the rule reads no outputs, and ends with SetInputGradients, which removes the
   // node.
   Expr TrainingOutput(const std::string& training_op, int i, ValueType type);
   // The rank of input i; where it is unknown the node is refused and 0 returned.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which values of a graph lie between what is differentiated and what it is differentiated by.
+// The values of a graph between those that are differentiated and those by which they are.
 #ifndef CAESURA_TRAINING_GRADIENT_GRADIENT_PATH_H_
 #define CAESURA_TRAINING_GRADIENT_GRADIENT_PATH_H_
 

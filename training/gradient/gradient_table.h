@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of each ONNX op when a gradient arrives: the promise that rules and function bodies
-// are held to. Every op with a floating input and a floating output (and If, Loop, Scan) has a row;
-// a test compares with the schemas.
+// A row for each ONNX op says what it does with a gradient that arrives: the promise that rules and
+// function bodies are held to. Every op with a floating input and a floating output (and If, Loop,
+// Scan) has a row; a test compares with the schemas.
 #ifndef CAESURA_TRAINING_GRADIENT_GRADIENT_TABLE_H_
 #define CAESURA_TRAINING_GRADIENT_GRADIENT_TABLE_H_
 

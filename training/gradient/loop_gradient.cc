@@ -12,7 +12,7 @@ namespace {
 
 using Ints64 = std::vector<int64_t>;
 
-// Where a loop's states and scans stand among the inputs and outputs of the node and of its body.
+// The places of a loop's states and scans among the inputs and outputs of the node and of its body.
 struct LoopForm {
   int first_input;        // states among the node's inputs
   int first_body_input;   // among the body's

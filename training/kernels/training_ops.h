@@ -59,7 +59,7 @@
 //     lse as SoftmaxCrossEntropyLossTraining gave it
 // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput
 //     attributes likewise
-// CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one behind the
+// CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one after the
 //     other, input_lengths[int64], target_lengths[int64]) -> losses [batch], slopes   attributes
 //     blank, zero_infinity. slopes: of each loss the derivative by its log_probs, as PyTorch has
 //     it: of what log_probs are the log-softmax of. float32 and float64
@@ -101,7 +101,7 @@
 // CastAll (X...) -> Y...   Y i is X i, of a floating type, as the floating type `to`; in memory of
 //     its own. Made by cast_grouping
 // FusedRows (inputs...) -> outputs   what its `body` computes, row by row
-//     (core/kernels/cpu/fused_rows.h). Made by row_fusion, behind all differentiation
+//     (core/kernels/cpu/fused_rows/fused_rows.h). Made by row_fusion, after differentiation
 // ClipScale (norm, factor[float64]) -> scale[float64]   attribute max_norm (float64 scalar tensor;
 //     absent: no clipping). factor * min(1, max_norm / (factor * norm + 1e-6)), as
 //     torch.nn.utils.clip_grad_norm_ on gradients times factor

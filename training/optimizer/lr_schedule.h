@@ -47,7 +47,7 @@ using LrDecay = std::variant<ConstantDecay, PolynomialDecay, CosineDecay, StepDe
 struct LrSchedule {
   LrDecay decay = {};
   int64_t warmup_steps = 0;
-  // Where the warm-up begins: 0 in transformers (the first update then has rate 0), 1/3 in torch's
+  // The start of the warm-up: 0 in transformers (the first update then has rate 0), 1/3 in torch's
   // LinearLR.
   double warmup_start = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What OpenVINO would take and is not given, because it would compute something else than ONNX
+// Nodes that OpenVINO would take and is not given, as it would compute something else than ONNX
 // says.
 #ifndef CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_REFUSALS_H_
 #define CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_REFUSALS_H_

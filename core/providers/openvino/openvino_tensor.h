@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types,
+// Parts that the plug-ins that link OpenVINO (the provider, the runtime of model ops) share: types,
 // tensors, failures, requests.
 #ifndef CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_
 #define CAESURA_CORE_PROVIDERS_OPENVINO_OPENVINO_TENSOR_H_

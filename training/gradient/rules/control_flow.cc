@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient rule of If: the backward node is an If that runs the gradient of the body that ran.
-// What it needs of the forward body becomes further outputs of the forward node.
+// Values of the forward body that it needs become further outputs of the forward node.
 #include <algorithm>
 #include <optional>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to gradients and statistics between backward and update: GlobalNorm, ClipScale,
+// Ops on gradients and statistics between backward and update: GlobalNorm, ClipScale,
 // RequireFinite, InPlaceAccumulator, AccumulatedSum, PairwiseAccumulator, PairwiseSum, Assign,
 // Copy.
 #include <bit>

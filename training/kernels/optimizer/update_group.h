@@ -45,7 +45,7 @@ class UpdateGroup {
   // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite
   // skips the step.
   Result<UpdateStep> ReadStep(const KernelContext& context) const;
-  // Where outputs are not the buffers of their inputs (the plan could not share them), makes them
+  // If outputs are not the buffers of their inputs (the plan could not share them), makes them
   // copies.
   void CopyToOutputs(const KernelContext& context) const;
 

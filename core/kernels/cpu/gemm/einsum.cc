@@ -16,7 +16,7 @@
 namespace caesura {
 namespace {
 
-// Where an operand's bytes are.
+// The place of an operand's bytes.
 struct Place {
   enum class Kind { kInput, kScratch, kOutput } kind = Kind::kInput;
   size_t index = 0;

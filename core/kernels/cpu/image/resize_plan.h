@@ -19,7 +19,8 @@ struct ResizePlan {
   double fill = 0;  // attribute extrapolation_value
 };
 
-// Which inputs carry roi, scales and sizes; -1: the op has no such input. They must be host inputs.
+// The inputs that carry roi, scales and sizes; -1: the op has no such input. They must be host
+// inputs.
 struct ResizeInputs {
   int roi, scales, sizes;
 };

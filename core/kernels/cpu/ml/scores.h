@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the models of ai.onnx.ml share: rows of features, scores after a transform, class labels.
+// Parts that the models of ai.onnx.ml share: rows of features, scores after a transform, class
+// labels.
 #ifndef CAESURA_CORE_KERNELS_CPU_ML_SCORES_H_
 #define CAESURA_CORE_KERNELS_CPU_ML_SCORES_H_
 
