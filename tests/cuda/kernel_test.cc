@@ -65,7 +65,7 @@ TEST_P(KernelTest, NamesRemovedBarrierInEveryOrder) {
   EXPECT_THAT(Reports(), HasSubstr("at test.cu:"));
 }
 
-// What makes the missing barrier visible in the result is a warp that runs ahead.
+// A warp that runs ahead makes the missing barrier visible in the result.
 TEST(LaneOrderTest, OneWarpAheadShowsMissingBarrierInTheResult) {
   EXPECT_LT(SoftmaxError(0, STANDIN_LANES_FORWARD, {"-DBUG_NO_BARRIER"}), 1e-7);
   EXPECT_GT(SoftmaxError(0, STANDIN_LANES_FIRST_WARP_AHEAD, {"-DBUG_NO_BARRIER"}), 1e-3);

@@ -43,7 +43,7 @@ Result<std::vector<RuntimeValue>> Outputs(const Model& model,
   return (*session)->Run(feeds);
 }
 
-// Every row is asked on its own, without our kernels behind it, and must agree with them.
+// Every row is asked on its own, without our kernels after it, and must agree with them.
 TEST(TorchProviderTest, OpsAgreeWithOurKernels) {
   const char* const cases[] = {
       "(float[4, 6] x, float[4, 6] z) => (float[A, B] y) { a = Abs (x) b = Exp (x) c = Add (a, b) "
@@ -163,7 +163,7 @@ std::vector<double> Losses(const Model& model, const Loss& loss, const NamedValu
 }
 
 // The same losses as our own kernels give, step by step: on the torch provider with our kernels
-// behind its operators, and placed over two providers, PyTorch's operators, there and on a device
+// after its operators, and placed over two providers, PyTorch's operators, there and on a device
 // (standin_device.cc), and the CPU's kernels.
 void ExpectSameTraining(const Model& model, const Loss& loss, const NamedValues& feeds) {
   const auto with_training = [](KernelRegistry& registry) { RegisterTrainingKernels(registry); };

@@ -146,7 +146,7 @@ double Rounded(int type, double value) {
   return Read(room, type, 0);
 }
 
-// What lies between the product and D, for one element.
+// The steps between the product and D, for one element.
 double Epilogue(const Product& p, double value, std::uint64_t row, std::uint64_t column,
                 const void* bias, void* aux) {
   const int epilogue = p.description.epilogue;

@@ -16,7 +16,7 @@ namespace {
 
 using caesura_emulator::kWrite;
 
-// What a kernel may touch, and what it has touched.
+// The memory that a kernel may touch, and that it has touched.
 class KernelMemory : public caesura_emulator::Memory {
  public:
   explicit KernelMemory(const CUmod_st& module) : module_(module) {}

@@ -59,7 +59,7 @@ CAESURA_HOOK __ubsan_handle_type_mismatch_v1_abort(void* data, void*) {
   self->api->fault(self, "an address is misaligned", at->file, at->line, nullptr);
 }
 
-// What cuModuleLoadData reads from a library.
+// cuModuleLoadData reads this from a library.
 #define CAESURA_MODULE_BEGIN                                                            \
   extern "C" thread_local unsigned char caesura_dynamic_shared[];                       \
   extern "C" __attribute__((no_sanitize("thread"))) void* caesura_dynamic_shared_at() { \
