@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts about an op type apart from any kernel: formal inputs and outputs, attributes,
+// What is known about an op type apart from any kernel: formal inputs and outputs, attributes,
 // versions. ONNX's own schemas, and those that other rooms register for their domains.
 //
 // Thread safety: all functions may be called from any thread. What FindOpSchema returns lives as
@@ -90,7 +90,7 @@ struct OpSchemaSpec {
   // Output i has the type of input type_of_output[i] (the last entry repeats); -1: not inferred.
   std::vector<int> type_of_output = {-1};
   std::string domain = kCaesuraDomain;
-  // If types follow from more than one input: sets the types of the node's outputs.
+  // Where types follow from more than one input: sets the types of the node's outputs.
   std::function<Status(Graph&, Node*)> infer = nullptr;
   bool is_deterministic = true;
   // The domain's first version whose nodes mean this. Process-wide schemas are all of version 1.

@@ -166,7 +166,7 @@ struct InputInfo {
   bool is_tensor = false;
   DType dtype = DType::kUndefined;
   Shape shape;
-  // The places of the elements, from the address that the context gives. Dense but for
+  // Where the elements lie, from the address that the context gives. Dense but for
   // KernelDef::strided_inputs.
   Layout layout = {};
   // The value, when it is known already: always for declared host inputs, otherwise for constants.
@@ -274,7 +274,7 @@ class KernelInfo {
   // Output 0 is all inputs, one after the other along `axis`: the plan may have their producers
   // write into it.
   void SetConcat(int axis) { view_ = {ViewInfo::Kind::kConcat, {}, {}, axis}; }
-  // The places that output i is to be written to. Dense but for KernelDef::strided_outputs.
+  // Where output i is to be written. Dense but for KernelDef::strided_outputs.
   const Layout& OutputLayout(int i) const {
     static const Layout kDense;
     return i < static_cast<int>(output_layouts_.size()) ? output_layouts_[i] : kDense;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The argument of a kernel's compute function: pointers to its inputs, outputs and scratch. Nothing
-// here looks up a name or allocates, but for outputs that are sized at run time.
+// What a kernel's compute function sees: pointers to its inputs, outputs and scratch. Nothing here
+// looks up a name or allocates, but for outputs that are sized in the run.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_CONTEXT_H_
 #define CAESURA_CORE_KERNELS_KERNEL_CONTEXT_H_
 
@@ -21,7 +21,7 @@ struct RandomKey {
 
 class RunCollectives;  // core/distributed/run_collectives.h
 
-// Gives a context what its pointers do not hold; implemented by ExecutionState.
+// How a context reaches what lies behind the pointers; implemented by ExecutionState.
 class KernelHost {
  public:
   virtual ~KernelHost() = default;
@@ -82,7 +82,7 @@ class KernelContext {
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
-  // The provider's stream, on which inputs are ready and outputs must be
+  // What inputs are ready on and outputs must be: the provider's stream
   // (ExecutionProvider::stream); null on the host.
   void* device_stream() const { return host_->device_stream(); }
   // The collectives of the run; null where it has no other ranks.

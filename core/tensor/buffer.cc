@@ -18,7 +18,7 @@
 namespace caesura {
 namespace {
 
-// As pages are small by default, large memory asks for huge ones: a step's first touch of an
+// Where pages are small by default, large memory asks for huge ones: a step's first touch of an
 // arena costs a fault a page, and products walk it with fewer misses of the TLB.
 constexpr size_t kHugePage = size_t{2} << 20;
 

@@ -57,7 +57,7 @@ class Buffer {
   Deleter deleter_;
 };
 
-// Gives out the memory of a device. Thread safety: all methods may be called from any thread.
+// Where buffers of a device come from. Thread safety: all methods may be called from any thread.
 class Allocator {
  public:
   virtual ~Allocator() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients share: checks,
+// What SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients share: checks,
 // labels, weights.
 #ifndef CAESURA_CORE_KERNELS_SPEC_LOSS_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_LOSS_SPEC_H_

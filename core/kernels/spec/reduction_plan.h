@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The walk of a reduction over its input: axes of one kind merged, the innermost one a plain loop,
-// the work cut into items. All of it depends on the shape alone, so a result does not depend on the
+// How a reduction walks its input: axes of one kind merged, the innermost one a plain loop, the
+// work cut into items. All of it depends on the shape alone, so a result does not depend on the
 // number of threads.
 #ifndef CAESURA_CORE_KERNELS_SPEC_REDUCTION_PLAN_H_
 #define CAESURA_CORE_KERNELS_SPEC_REDUCTION_PLAN_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slice's starts, ends, axes and steps for a concrete shape (NumPy's rules); shared with
+// What Slice's starts, ends, axes and steps mean for a concrete shape (NumPy's rules); shared with
 // SliceGrad.
 #ifndef CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of tiled attention and of its gradient, on top of float_tiles.h: rows of scores, heads
+// What tiled attention and its gradient are made of, on top of float_tiles.h: rows of scores, heads
 // as tiles, and which keys a strip of queries sees. All of it inlines into a loop under
 // OnBestTiles.
 //
@@ -31,7 +31,7 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t RoundDown(int64_t n, int64_t to) { return n / to * to; }
 
-// The place that a block of a product goes to: a tile, or on top of what is there.
+// Where a block of a product goes: to a tile, or on top of what is there.
 template <typename R, bool kAdd>
 struct AddTo {
   float* c;

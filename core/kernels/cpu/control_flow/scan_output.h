@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loop and Scan make these of the values that their bodies return: results that nobody else may
+// What Loop and Scan make of the values that their bodies return: results that nobody else may
 // overwrite, and stacks of one slice an iteration.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONTROL_FLOW_SCAN_OUTPUT_H_
 #define CAESURA_CORE_KERNELS_CPU_CONTROL_FLOW_SCAN_OUTPUT_H_

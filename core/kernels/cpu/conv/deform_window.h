@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places that a deformable convolution reads: each tap of each output reads X at a fractional
-// place, by linear interpolation between the corners of its cell; places outside X are zero.
+// Where a deformable convolution looks: each tap of each output reads X at a fractional place, by
+// linear interpolation between the corners of its cell; places outside X are zero.
 #ifndef CAESURA_CORE_KERNELS_CPU_CONV_DEFORM_WINDOW_H_
 #define CAESURA_CORE_KERNELS_CPU_CONV_DEFORM_WINDOW_H_
 

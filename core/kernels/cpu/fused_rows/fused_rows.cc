@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decisions before a run: the grid of rows, the tiles, their kernels and their memory.
+// What is decided before a run: the grid of rows, the tiles, their kernels and their memory.
 #include "core/kernels/cpu/fused_rows/fused_rows.h"
 
 #include <algorithm>

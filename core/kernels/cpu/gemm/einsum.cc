@@ -16,7 +16,7 @@
 namespace caesura {
 namespace {
 
-// The place of an operand's bytes.
+// Where an operand's bytes are.
 struct Place {
   enum class Kind { kInput, kScratch, kOutput } kind = Kind::kInput;
   size_t index = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elements that GridSample reads for one place of the grid, their weights, and how the weights
+// Which elements GridSample reads for one place of the grid, with what weights, and how the weights
 // change with the grid (ONNX GridSample-22, reference implementation); shared with GridSampleGrad.
 #ifndef CAESURA_CORE_KERNELS_CPU_IMAGE_GRID_SAMPLER_H_
 #define CAESURA_CORE_KERNELS_CPU_IMAGE_GRID_SAMPLER_H_

@@ -19,8 +19,7 @@ struct ResizePlan {
   double fill = 0;  // attribute extrapolation_value
 };
 
-// The inputs that carry roi, scales and sizes; -1: the op has no such input. They must be host
-// inputs.
+// Which inputs carry roi, scales and sizes; -1: the op has no such input. They must be host inputs.
 struct ResizeInputs {
   int roi, scales, sizes;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places that RoiAlign samples, and the elements that MaxRoiPool looks at; shared with their
-// gradients.
+// Where RoiAlign samples and which elements MaxRoiPool looks at; shared with their gradients.
 #ifndef CAESURA_CORE_KERNELS_CPU_IMAGE_ROI_BINS_H_
 #define CAESURA_CORE_KERNELS_CPU_IMAGE_ROI_BINS_H_
 

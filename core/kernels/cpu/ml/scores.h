@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that the models of ai.onnx.ml share: rows of features, scores after a transform, class
-// labels.
+// What the models of ai.onnx.ml share: rows of features, scores after a transform, class labels.
 #ifndef CAESURA_CORE_KERNELS_CPU_ML_SCORES_H_
 #define CAESURA_CORE_KERNELS_CPU_ML_SCORES_H_
 

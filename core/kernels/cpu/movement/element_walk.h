@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that the gathers and scatters share: indices that are checked before they are followed, and
-// the walk over an index tensor of GatherElements and ScatterElements.
+// What the gathers and scatters share: indices that are checked before they are followed, and the
+// walk over an index tensor of GatherElements and ScatterElements.
 #ifndef CAESURA_CORE_KERNELS_CPU_MOVEMENT_ELEMENT_WALK_H_
 #define CAESURA_CORE_KERNELS_CPU_MOVEMENT_ELEMENT_WALK_H_
 

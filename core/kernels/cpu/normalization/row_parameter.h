@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts that row-wise normalisations and their gradients share: the rows, and scale or bias as one
-// number for each element of a row, broadcast where it has fewer.
+// What row-wise normalisations and their gradients share: the rows, and scale or bias as one number
+// for each element of a row, broadcast where it has fewer.
 #ifndef CAESURA_CORE_KERNELS_CPU_NORMALIZATION_ROW_PARAMETER_H_
 #define CAESURA_CORE_KERNELS_CPU_NORMALIZATION_ROW_PARAMETER_H_
 

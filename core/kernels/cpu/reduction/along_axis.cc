@@ -171,8 +171,8 @@ Status CreateArgExtreme(KernelInfo& info) {
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
 }
 
-// The ones that are taken of equal elements: the first (ONNX), or those that PyTorch takes, whose
-// topk calls the same functions of the standard library.
+// Which of equal elements are taken: the first (ONNX), or those that PyTorch takes, whose topk
+// calls the same functions of the standard library.
 enum class Ties { kFirst, kAsPyTorch };
 
 struct TopKSpec {
