@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the examples of each batch. Batch n is a function of the options and n alone, so a run
+// Chooses the examples of each batch. Batch n depends on the options and on n only, so a run
 // goes on exactly where it was from nothing but its step, also in the middle of an epoch.
 #ifndef CAESURA_TRAINING_DATA_SAMPLER_H_
 #define CAESURA_TRAINING_DATA_SAMPLER_H_

@@ -112,7 +112,7 @@ struct LtProduct::Descriptors {
   }
 
   std::shared_ptr<CudaDevice> device;
-  lt::Status status = lt::kSuccess;  // the first that was none
+  lt::Status status = lt::kSuccess;  // the first answer that was another one
   lt::MatmulDesc product = nullptr;
   lt::MatrixLayout a = nullptr, b = nullptr, c = nullptr;  // of the library: a is our B
   // For pointers that are multiples of kVectorBytes, and for all others.
