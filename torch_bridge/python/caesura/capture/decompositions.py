@@ -5,7 +5,8 @@ import functools
 
 import torch
 
-from caesura.capture.compat import DispatchKey, core_aten_decompositions, without_kernel
+from caesura.capture.compat import (DispatchKey, core_aten_decompositions, global_decomposition_table, registrations,
+                                    without_kernel)
 from caesura.capture.patches import Shared
 
 # PyTorch 2.13 counts a row's classes with other rows' targets here. A trace runs this decomposition whatever the table says,
@@ -13,10 +14,22 @@ from caesura.capture.patches import Shared
 _WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
 
 
-def decompositions(kept):
+def decompositions(kept) -> dict:
     """PyTorch's own decompositions of the calls that are not `kept` as they are."""
-    return {target: function for target, function in core_aten_decompositions().items()
-            if target not in kept and target is not _WRONG}
+    return {target: function for target, function in _table(*_registered()).items() if target not in kept}
+
+
+@functools.lru_cache(maxsize=1)
+def _table(composite, named, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
+    return {target: function for target, function in core_aten_decompositions().items() if target is not _WRONG}
+
+
+def _registered() -> tuple:
+    """What PyTorch makes the table from: operators of libraries come and go."""
+    named = tuple((name, id(packet)) for namespace in torch.ops if namespace != "aten"
+                  for name, packet in vars(getattr(torch.ops, namespace)).items())
+    return (frozenset(registrations("CompositeImplicitAutograd")), named,
+            len(global_decomposition_table["post_autograd"]))
 
 
 # Traces within it do without the wrong decomposition.

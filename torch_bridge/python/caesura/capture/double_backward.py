@@ -22,7 +22,7 @@ class Again:
     _keys = itertools.count()
 
     def __init__(self, module, facts, decompositions):
-        """facts: of describe()."""
+        """facts: of describe(); decompositions: a function that gives the captured graph's."""
         self.module, self.decompositions = module, decompositions
         self.is_tensor, self.mutated, self.taking = facts["is_tensor"], facts["mutated"], facts["taking"]
         self.random, self.refusal = facts["random"], facts["refusal"]
@@ -71,7 +71,7 @@ class Again:
             if not self.random:
                 return tensors, self.module(*arguments)
             torch.set_rng_state(random)
-            with corrected, enable_python_dispatcher(), _Drawing(self.decompositions):
+            with corrected, enable_python_dispatcher(), _Drawing(self.decompositions()):
                 return tensors, self.module(*arguments)
 
 

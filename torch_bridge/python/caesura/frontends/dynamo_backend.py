@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.compile: `torch.compile(module, backend="caesura")`."""
 
+import functools
 import logging
 import types
 from typing import Any
@@ -111,7 +112,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = device != CPU and open_gpu(device)[0] is None
-    captured, table = _Captured(CPU if away else device, away), {} if away else decompositions(TABLE)
+    captured = _Captured(CPU if away else device, away)
+    table = dict if away else functools.partial(decompositions, TABLE)
     hidden = hidden_writes(module.graph)
     key = None if hidden else _key(module, example_inputs)
     if key is not None:
@@ -121,7 +123,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             call.code = TracingContext.get().traced_code
             return call
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
-                                 inference_compiler=captured.compile_forward, decompositions=table,
+                                 inference_compiler=captured.compile_forward, decompositions=table(),
                                  partition_fn=default_partition if away else partition)
     with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
         if device != CPU and not away:

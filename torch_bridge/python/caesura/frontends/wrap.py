@@ -97,7 +97,7 @@ class _Calls:
                     self.recalled.remove(known)
                     break
             else:
-                call = module_calls.load(key, decompositions(TABLE), self.module, args, kwargs)
+                call = module_calls.load(key, functools.partial(decompositions, TABLE), self.module, args, kwargs)
             if call is not None:
                 self.recalled = [call, *self.recalled[:_CALLS - 1]]
                 return call(args, kwargs)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests which calls are decomposed, while libraries of operators come and go."""
+
+import torch
+
+from caesura.capture.compat import core_aten_decompositions
+from caesura.capture.decompositions import _WRONG, decompositions
+
+KEPT = {torch.ops.aten.native_layer_norm.default}
+
+
+def scaled(by):
+    """A library with an operator that multiplies by `by`, in calls that autograd sees."""
+    library = torch.library.Library("decompositions_test", "DEF")
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: x * by, "CompositeImplicitAutograd")
+    return library
+
+
+def test_the_table_is_pytorchs_without_what_is_kept():
+    for _ in range(2):
+        table = decompositions(KEPT)
+        assert table.keys() == dict(core_aten_decompositions().items()).keys() - KEPT - {_WRONG}
+    table.clear()  # the caller's own
+    assert decompositions(KEPT)
+
+
+def test_operators_of_libraries_come_and_go():
+    before = decompositions(KEPT).keys()
+    for by in (2.0, 3.0):
+        library = scaled(by)
+        target = torch.ops.decompositions_test.scaled.default
+        new = decompositions(KEPT)
+        assert new.keys() == before | {target}
+        assert torch.equal(new[target](torch.ones(2)), torch.full((2,), by))
+        library._destroy()
+    assert decompositions(KEPT).keys() == before
