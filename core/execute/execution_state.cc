@@ -73,6 +73,18 @@ Status ExecutionState::BindArenas() {
   return {};
 }
 
+Status ExecutionState::PutRandomKeys() {
+  for (const int device : plan_->random_devices()) {
+    const uint64_t key[] = {options_.seed.value_or(0), options_.step.value_or(0)};
+    std::shared_ptr<Buffer>& buffer = random_keys_[device];
+    if (buffer == nullptr) {
+      ASSIGN_OR_RETURN(buffer, Allocate(device, sizeof(key), AllocatorOf(device)));
+    }
+    RETURN_IF_ERROR(plan_->CopyBytes(device, buffer->data(), 0, key, sizeof(key)));
+  }
+  return {};
+}
+
 Status ExecutionState::BindFeeds(std::vector<RuntimeValue> feeds) {
   const std::vector<FeedSpec>& specs = plan_->feeds();
   if (feeds.size() != specs.size()) {
@@ -203,6 +215,7 @@ Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options
   Cancel();
   options_ = std::move(options);
   RETURN_IF_ERROR(BindArenas());  // a relocation has forgotten what was dead
+  RETURN_IF_ERROR(PutRandomKeys());
   RETURN_IF_ERROR(BindFeeds(std::move(feeds)));
   RETURN_IF_ERROR(BindParameters());
   RETURN_IF_ERROR(BindFetches());

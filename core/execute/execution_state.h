@@ -148,6 +148,10 @@ class ExecutionState : public KernelHost {
   RandomKey random_key(uint32_t stream) const override {
     return {options_.seed.value_or(0), options_.step.value_or(0), stream};
   }
+  const uint64_t* device_random_key() const override {
+    const std::shared_ptr<Buffer>& key = random_keys_[plan_->steps()[pc_].device];
+    return key == nullptr ? nullptr : static_cast<const uint64_t*>(key->data());
+  }
   void* device_stream() const override { return plan_->steps()[pc_].provider->stream(); }
   RunCollectives* collectives() const override { return options_.collectives.get(); }
   Result<Tensor> CopyOf(const Tensor& tensor) const override;
@@ -166,6 +170,8 @@ class ExecutionState : public KernelHost {
   Status BindFetch(const Yield::Item& item, int fetch);
   Status VerifyContiguous() const;
   Status BindArenas();
+  // Puts the run's seed and step where kernels of devices read them.
+  Status PutRandomKeys();
   Allocator& AllocatorOf(int device) const { return *plan_->devices()[device].allocator; }
   // The caller's buffer for graph output `fetch`, where it is on the device and may be written in
   // the middle of the run.
@@ -210,10 +216,11 @@ class ExecutionState : public KernelHost {
   int pc_ = 0;
   int yield_index_ = -1;
   RunOptions options_;
-  std::vector<std::shared_ptr<Buffer>> arenas_;      // by device
-  std::array<char*, kMaxDevices> arena_bases_ = {};  // their first bytes
-  std::vector<void*> addresses_;                     // by buffer
-  std::vector<RuntimeValue> dynamic_;                // by value: kDynamic and kResume
+  std::vector<std::shared_ptr<Buffer>> arenas_;                   // by device
+  std::array<char*, kMaxDevices> arena_bases_ = {};               // their first bytes
+  std::array<std::shared_ptr<Buffer>, kMaxDevices> random_keys_;  // by device: seed and step
+  std::vector<void*> addresses_;                                  // by buffer
+  std::vector<RuntimeValue> dynamic_;                             // by value: kDynamic and kResume
   std::vector<RuntimeValue> feeds_;
   std::vector<std::shared_ptr<Buffer>> fetch_buffers_;  // by fetch index; null once handed out
   std::vector<std::shared_ptr<Buffer>> cached_;         // by cache entry: what this run reads

@@ -27,6 +27,7 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
   copy->cached_ = cached_;
   copy->yielded_ = yielded_;
   RETURN_IF_ERROR(copy->BindArenas());
+  RETURN_IF_ERROR(copy->PutRandomKeys());
   for (int d = 0; d < static_cast<int>(arenas_.size()); ++d) {
     for (const auto& [offset, bytes] : plan_->LiveRanges(pc_, d)) {
       RETURN_IF_ERROR(

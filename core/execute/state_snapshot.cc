@@ -364,6 +364,7 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
   options_.tag = snapshot.tag;
   RETURN_IF_ERROR(FindPosition(snapshot));
   RETURN_IF_ERROR(BindArenas());
+  RETURN_IF_ERROR(PutRandomKeys());
   RETURN_IF_ERROR(BindParameters());
   for (int p = 0; p < static_cast<int>(snapshot.parameters.size()); ++p) {
     if (snapshot.parameters[p].written == IsWritten(p)) continue;

@@ -31,6 +31,8 @@ class KernelHost {
   virtual Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) = 0;
   virtual void SetArgumentValue(const uint32_t* argument, RuntimeValue value) = 0;
   virtual RandomKey random_key(uint32_t stream) const = 0;
+  // The random key's seed and step in memory of the step's device; null on the host.
+  virtual const uint64_t* device_random_key() const { return nullptr; }
   // ExecutionProvider::stream() of who runs the step.
   virtual void* device_stream() const { return nullptr; }
   // RunOptions::collectives.
@@ -82,6 +84,9 @@ class KernelContext {
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
+  // The key's seed and step, as two numbers that a random op's kernel on a device reads there: what
+  // has captured its launch need not capture it again for the next step. Null on the host.
+  const uint64_t* device_random_key() const { return host_->device_random_key(); }
   // What inputs are ready on and outputs must be: the provider's stream
   // (ExecutionProvider::stream); null on the host.
   void* device_stream() const { return host_->device_stream(); }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/graph/op_traits.h"
 #include "core/plan/parameter_writes.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/write_gate.h"
@@ -75,13 +76,25 @@ int FirstHeld(const ExecutionPlan& plan) {
   return first;
 }
 
+std::vector<int> RandomDevices(const ExecutionPlan& plan) {
+  std::vector<int> out;
+  for (int d = 1; d < static_cast<int>(plan.devices().size()); ++d) {
+    const bool draws = std::any_of(plan.steps().begin(), plan.steps().end(), [d](const Step& step) {
+      return step.device == d && step.node != nullptr && TraitsOf(*step.node).random;
+    });
+    if (draws) out.push_back(d);
+  }
+  return out;
+}
+
 }  // namespace
 
 ExecutionPlan::ExecutionPlan(PlanData data)
     : data_(std::move(data)),
       first_write_(FirstWrite(*this)),
       last_risk_(LastRisk(*this)),
-      first_held_(FirstHeld(*this)) {}
+      first_held_(FirstHeld(*this)),
+      random_devices_(RandomDevices(*this)) {}
 
 const char* StepKindName(Step::Kind kind) {
   constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};

@@ -67,6 +67,8 @@ class ExecutionPlan {
   const PlanOptions& options() const { return data_.options; }
   // The host, then the devices of the providers in their order.
   const std::vector<DeviceMemory>& devices() const { return data_.devices; }
+  // Indices of those, without the host, where an op draws random numbers.
+  const std::vector<int>& random_devices() const { return random_devices_; }
   // All that is copied between devices.
   const std::vector<PlannedCopy>& copies() const { return data_.copies; }
   // Copies bytes between two of `devices()`, one of which is the host, or within one; in order with
@@ -107,6 +109,7 @@ class ExecutionPlan {
 
   const PlanData data_;
   const int first_write_, last_risk_, first_held_;
+  const std::vector<int> random_devices_;
 };
 
 }  // namespace caesura

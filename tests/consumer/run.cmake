@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DBUILD=... -DSOURCE=... -DTorch_DIR=... -P run.cmake: installs the build into an empty folder, then configures,
+# cmake -DBUILD=... -DSOURCE=... -DTorch_DIR=... -DLAUNCHER=... -P run.cmake: installs the build into an empty folder, then configures,
 # builds and runs the consumer.
 set(prefix ${BUILD}/consumer/install)
 function(run)
@@ -11,7 +11,7 @@ endfunction()
 file(REMOVE_RECURSE ${prefix})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release
-    -DTorch_DIR=${Torch_DIR})
+    -DTorch_DIR=${Torch_DIR} "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
 run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build --parallel 2)
 set(ENV{CAESURA_PLUGIN_PATH} ${BUILD}/consumer/build)
 run(${BUILD}/consumer/build/consumer)

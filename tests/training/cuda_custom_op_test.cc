@@ -7,6 +7,7 @@
 #include "core/cuda/kernel_program.h"
 #include "core/graph/gradient_hook.h"
 #include "core/session/session.h"
+#include "tests/test_paths.h"
 #include "tests/training/cuda_training.h"
 
 namespace caesura::testing {
@@ -201,7 +202,7 @@ class CudaPluginOp : public CudaCustomOp {
   void SetUp() override {
     SKIP_ON_GPU();
     CudaCustomOp::SetUp();
-    const Status added = ops_.AddLibrary(CAESURA_TEST_OPS_CUDA);
+    const Status added = ops_.AddLibrary(kTestOpsCuda);
     ASSERT_TRUE(added.ok()) << added.ToString();
   }
   CustomOps ops_;
@@ -212,7 +213,7 @@ TEST_F(CudaPluginOp, CopiesOnTheStream) {
 }
 
 TEST_F(CudaPluginOp, OnAnotherStreamIsReported) {
-  void* const plugin = dlopen(CAESURA_TEST_OPS_CUDA, RTLD_NOW);
+  void* const plugin = dlopen(kTestOpsCuda, RTLD_NOW);
   ASSERT_NE(plugin, nullptr);
   const auto use = reinterpret_cast<void (*)(CUstream)>(dlsym(plugin, "test_ops_cuda_use_stream"));
   EXPECT_THAT(ReportsElsewhere(Net("test.cuda.Keep", ops_), use), Contains(HasSubstr("copy ")));

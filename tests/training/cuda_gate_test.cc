@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Updates on the device wait until all of the step was accepted (core/providers/write_gate.h): no
 // parameter is copied, and a step that fails has changed none.
+#include <cuda.h>
 #include <unistd.h>
 
 #include <thread>
@@ -9,8 +10,6 @@
 
 namespace caesura::testing {
 namespace {
-
-constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
 class CudaGate : public CudaTraining {
  protected:
@@ -30,7 +29,8 @@ class CudaGate : public CudaTraining {
     return out;
   }
   void FailLaunch(int n) const {
-    Call<decltype(standin_fail)>("standin_fail")("cuLaunchKernel", n, n > 0 ? kOutOfMemory : 0);
+    Call<decltype(standin_fail)>("standin_fail")("cuLaunchKernel", n,
+                                                 n > 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS);
   }
   // Longer than a gate stays closed.
   void DelayLaunch(int n) const {
@@ -109,7 +109,7 @@ TEST_F(CudaGate, AFailedStepHasWrittenNothing) {
       int failed = 0;
       for (int n = 1;; ++n) {
         SCOPED_TRACE(std::string(call) + ", call " + std::to_string(n));
-        Call<decltype(standin_fail)>("standin_fail")(call, n, kOutOfMemory);
+        Call<decltype(standin_fail)>("standin_fail")(call, n, CUDA_ERROR_OUT_OF_MEMORY);
         const Result<double> loss = session->Step(model.batches[0]);
         if (loss.ok()) break;
         ++failed;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole training steps of the example models with the CUDA provider on its stand-ins: the CPU's
 // losses and parameters, and the same bits from run to run.
+#include <cuda.h>
+
 #include <cmath>
 #include <cstdlib>
 
@@ -9,9 +11,6 @@
 
 namespace caesura::testing {
 namespace {
-
-constexpr int kOutOfMemory = 2;       // CUDA_ERROR_OUT_OF_MEMORY
-constexpr int kIllegalAddress = 700;  // CUDA_ERROR_ILLEGAL_ADDRESS
 
 TEST_F(CudaTraining, AllOfAStepIsOnTheDevice) {
   for (const RealModel& model : {Mlp(), CharGpt(), Llama()}) {
@@ -285,7 +284,7 @@ TEST_F(CudaTraining, ALostContextIsToldAndLosesTheParameters) {
     ASSERT_TRUE(session->Step(model.batches[0]).ok());
     ASSERT_TRUE(session->Save(folder.path("state")).ok());
     Call<decltype(standin_fail_operation)>("standin_fail_operation")("kernel ", kernel,
-                                                                     kIllegalAddress);
+                                                                     CUDA_ERROR_ILLEGAL_ADDRESS);
     const Status status = session->Step(model.batches[1]).status();
     EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
     EXPECT_THAT(status.message(), ::testing::HasSubstr("has lost the device's context"));
@@ -323,7 +322,7 @@ TEST_F(CudaTraining, AFailureAtAnyCallEndsOnTheCpu) {
       own.options.providers = {Provider(Unchecked()), TrainingCpu()};
       auto session = TrainingSession::Create(std::move(own.model), own.options);
       ASSERT_TRUE(session.ok()) << session.status().ToString();
-      Call<decltype(standin_fail)>("standin_fail")(call, n, kOutOfMemory);
+      Call<decltype(standin_fail)>("standin_fail")(call, n, CUDA_ERROR_OUT_OF_MEMORY);
       ::testing::internal::CaptureStderr();
       Values losses, parameters;
       for (const NamedValues& batch : own.batches) {

@@ -6,6 +6,7 @@
 #include "core/base/status_macros.h"
 #include "core/graph/gradient_hook.h"
 #include "core/graph/graph_text.h"
+#include "tests/test_paths.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
 
@@ -127,8 +128,8 @@ TEST(CustomOpTraining, WhatHasNoGradientIsNamed) {
 
 TEST(CustomOpTraining, PluginsBringGradients) {
   CustomOps ops;
-  ASSERT_TRUE(ops.AddLibrary(CAESURA_TEST_OPS_C).ok());
-  ASSERT_TRUE(ops.AddLibrary(CAESURA_TEST_OPS_CPP17).ok());
+  ASSERT_TRUE(ops.AddLibrary(testing::kTestOpsC).ok());
+  ASSERT_TRUE(ops.AddLibrary(testing::kTestOpsCpp17).ok());
   auto gradient = WeightGradient(
       "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w) b = test.c.Scale "
       "<factor = 7.0> (a)"

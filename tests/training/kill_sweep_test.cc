@@ -2,6 +2,7 @@
 // Processes that stop a step before its k-th node, save it and are killed; new processes that take
 // it up. The step and the two after it end with the bits of an undisturbed session, parameters,
 // optimizer state and losses. CAESURA_LONG=1: every k, where otherwise some are left out.
+#include "tests/test_paths.h"
 #include "tests/training/kill_sweep.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ namespace {
 
 // The status of waitpid.
 int RunChild(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), CAESURA_KILL_SWEEP_CHILD);
+  arguments.insert(arguments.begin(), kKillSweepChild);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);

@@ -8,6 +8,7 @@
 #include "core/graph/graph_text.h"
 #include "core/load/model_writer.h"
 #include "core/plugin/plugin_library.h"
+#include "tests/test_paths.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
 
@@ -104,7 +105,7 @@ TEST(ModelOpTraining, AModelOfTheGradientTakesTheRuntimesPlace) {
 }
 
 TEST(ModelOpTraining, RuntimesWithoutGradientsSaySo) {
-  const auto runtimes = LoadPluginLibrary(CAESURA_TEST_OPS_C).value().model_runtimes;
+  const auto runtimes = LoadPluginLibrary(testing::kTestOpsC).value().model_runtimes;
   WrapOptions wrap;
   wrap.model_bytes = "3";
   wrap.runtime = "test";

@@ -26,6 +26,10 @@
 #include "training/progress_bar.h"
 
 namespace caesura::command {
+
+// ONNX's node tests, written out; CMakeLists.txt makes the source.
+extern const char* const kNodeTestsFolder;
+
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 31;
@@ -33,7 +37,7 @@ constexpr int kSecondsPerCase = 60;
 constexpr size_t kMaxReasonLength = 300;
 
 struct ConformanceOptions {
-  std::string folder = CAESURA_NODE_TESTS_FOLDER;
+  std::string folder = kNodeTestsFolder;
   std::string filter;
   std::string json;
   ProviderChoice provider;

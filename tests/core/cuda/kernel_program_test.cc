@@ -89,8 +89,7 @@ class CudaKernelPrograms : public StandinCuda {
 
  private:
   static uint64_t AllCalls() {
-    return CallOf<decltype(standin_nvrtc_calls)>("libcaesura_standin_nvrtc.so",
-                                                 "standin_nvrtc_calls")();
+    return CallOf<decltype(standin_nvrtc_calls)>(kStandinNvrtc, "standin_nvrtc_calls")();
   }
 
   uint64_t calls_before_ = 0;

@@ -17,6 +17,7 @@
 #include "core/session/session.h"
 #include "tests/temporary_folder.h"
 #include "tests/tensors.h"
+#include "tests/test_paths.h"
 
 namespace caesura {
 namespace {
@@ -25,7 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<CaesuraModelRuntime> TestRuntimes() {
-  return LoadPluginLibrary(CAESURA_TEST_OPS_C).value().model_runtimes;
+  return LoadPluginLibrary(testing::kTestOpsC).value().model_runtimes;
 }
 
 CustomOps TestOps() {

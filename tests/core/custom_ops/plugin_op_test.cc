@@ -12,6 +12,7 @@
 #include "core/graph/graph_text.h"
 #include "core/session/session.h"
 #include "tests/tensors.h"
+#include "tests/test_paths.h"
 
 namespace caesura {
 namespace {
@@ -22,7 +23,7 @@ using ::testing::HasSubstr;
 
 SessionOptions WithLibraries() {
   SessionOptions options;
-  for (const char* path : {CAESURA_TEST_OPS_C, CAESURA_TEST_OPS_CPP17}) {
+  for (const char* path : {testing::kTestOpsC, testing::kTestOpsCpp17}) {
     const Status status = options.custom_ops.AddLibrary(path);
     EXPECT_TRUE(status.ok()) << status.ToString();
   }

@@ -15,6 +15,7 @@
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "tests/core/plugin/test_provider_fixture.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
@@ -280,7 +281,7 @@ TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
 }
 
 TEST(PluginProvider, IsFoundByPathAndByName) {
-  EXPECT_EQ(ProviderByName(CAESURA_TEST_PROVIDER).value()->name(), "TestExecutionProvider");
+  EXPECT_EQ(ProviderByName(kTestProvider).value()->name(), "TestExecutionProvider");
   EXPECT_EQ(ProviderByName(kCpuProviderName).value()->name(), kCpuProviderName);
   EXPECT_EQ(ProviderByName(kCpuProviderName, {{"a", "b"}}).status().code(),
             StatusCode::kInvalidArgument);
@@ -290,10 +291,10 @@ TEST(PluginProvider, IsFoundByPathAndByName) {
 }
 
 TEST(PluginProvider, DescriptionsMustBeComplete) {
-  CaesuraProvider description = LoadPluginLibrary(CAESURA_TEST_PROVIDER).value().providers[0];
+  CaesuraProvider description = LoadPluginLibrary(kTestProvider).value().providers[0];
   description.run = nullptr;
   EXPECT_EQ(MakePluginProvider(description).status().code(), StatusCode::kUnsupported);
-  description = LoadPluginLibrary(CAESURA_TEST_PROVIDER).value().providers[1];
+  description = LoadPluginLibrary(kTestProvider).value().providers[1];
   description.copy = nullptr;
   EXPECT_THAT(MakePluginProvider(description).status().message(), HasSubstr("but not all"));
 }

@@ -12,13 +12,14 @@
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/plugin/test_provider.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 
 // "TestExecutionProvider" or "FarExecutionProvider".
 inline Result<std::shared_ptr<const ExecutionProvider>> TryTestProvider(
     const ProviderOptions& options = {}, const std::string& name = "TestExecutionProvider") {
-  auto library = LoadPluginLibrary(CAESURA_TEST_PROVIDER);
+  auto library = LoadPluginLibrary(kTestProvider);
   if (!library.ok()) return library.status();
   for (const CaesuraProvider& provider : library->providers) {
     if (name == provider.name) return MakePluginProvider(provider, options);
@@ -36,7 +37,7 @@ using TestProviderCounts = std::array<int, kTestProviderCounts>;
 
 inline TestProviderCounts CountsOfTestProvider() {
   TestProviderCounts out;
-  void* library = dlopen(CAESURA_TEST_PROVIDER, RTLD_NOW | RTLD_NOLOAD);
+  void* library = dlopen(kTestProvider, RTLD_NOW | RTLD_NOLOAD);
   const auto* counts =
       library == nullptr ? nullptr : static_cast<const int*>(dlsym(library, "test_provider_count"));
   for (size_t i = 0; i < out.size(); ++i) out[i] = counts == nullptr ? 0 : counts[i];

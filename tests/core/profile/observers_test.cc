@@ -19,6 +19,7 @@
 #include "core/profile/profiler.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/training_step.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
@@ -239,13 +240,13 @@ TEST(Ranges, AreBalancedWhereverARunStopsOrFails) {
 TEST(Ranges, NvtxIsLoadedWhereThereIsOne) {
   EXPECT_EQ(OpenNvtx("libno_such_nvtx.so").status().code(), StatusCode::kNotFound);
   EXPECT_EQ(OpenNvtx("libm.so.6").status().code(), StatusCode::kNotFound);
-  auto sink = OpenNvtx(CAESURA_FAKE_NVTX);
+  auto sink = OpenNvtx(kFakeNvtx);
   ASSERT_TRUE(sink.ok()) << sink.status().ToString();
   (*sink)->Begin("one", 0xff000000);
   (*sink)->Begin("two", 0xff000000);
   (*sink)->End();
   (*sink)->End();
-  void* library = dlopen(CAESURA_FAKE_NVTX, RTLD_NOW);
+  void* library = dlopen(kFakeNvtx, RTLD_NOW);
   auto log = reinterpret_cast<const char* (*)()>(dlsym(library, "fake_nvtx_log"));
   EXPECT_STREQ(log(), "2/48[one2/48[two]]");
   dlclose(library);

@@ -10,12 +10,13 @@
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/runtime/node_test.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
 
 TEST(NodeFallback, NodeTestsEndWithTheCpusResults) {
-  const std::string folder = CAESURA_NODE_TESTS_FOLDER;
+  const std::string folder = kNodeTestsFolder;
   const auto there = PosixFileSystem().List(folder);
   if (!there.ok()) GTEST_SKIP() << "no node tests in " << folder;
   const ProviderList cpu = {MakeCpuProvider()};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout; its gradient is elementwise (element_source.h). The random words are those of the CPU's
-// kernel (Philox, core/kernels/cpu/random/philox.h), so that both drop the same elements.
+// kernel (Philox, core/kernels/cpu/random/philox.h), so that both drop the same elements. Seed and
+// step are read on the device, where a run puts them.
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/elementwise/element_source.h"
 #include "core/kernels/cuda/kernel_list.h"
@@ -27,8 +28,11 @@ __device__ inline void PhiloxBlock(u64 index, unsigned step, unsigned stream, un
 }
 
 extern "C" __global__ void dropout(const S* x, const R* ratio_at, const bool* mode, S* y, bool* mask,
-    i64 n, unsigned step, unsigned stream, unsigned key0, unsigned key1, unsigned* error,
-    unsigned number) {
+    i64 n, const u64* key, bool has_seed, u64 seed, u64 stream, unsigned* error, unsigned number) {
+  const u64 step = key[1];
+  if (!has_seed) seed = key[0];
+  const unsigned key0 = (unsigned)seed ^ (unsigned)(step >> 32);
+  const unsigned key1 = (unsigned)(seed >> 32) ^ (unsigned)(stream >> 32);
   const bool training = mode && Load(mode);
   double ratio = training ? (ratio_at ? (double)Load(ratio_at) : 0.5) : 0.0;
   if (!(ratio >= 0 && ratio <= 1)) {
@@ -42,7 +46,7 @@ extern "C" __global__ void dropout(const S* x, const R* ratio_at, const bool* mo
   for (i64 b = blockIdx.x * (i64)blockDim.x + threadIdx.x; b < blocks;
        b += (i64)gridDim.x * blockDim.x) {
     unsigned words[4];
-    if (ratio > 0) PhiloxBlock(b, step, stream, key0, key1, words);
+    if (ratio > 0) PhiloxBlock(b, (unsigned)step, (unsigned)stream, key0, key1, words);
     for (int k = 0; k < 4; ++k) {
       const i64 i = b * 4 + k;
       if (i >= n) break;
@@ -80,15 +84,11 @@ Status CreateDropout(KernelInfo& info, const CudaDevicePtr& device) {
       device->AddError(info.node().Label() + " ratio: expected a value in [0, 1]");
   info.SetCompute(
       [=, seed = SeedOverride(info), error = device->error_cell()](KernelContext& context) {
-        const RandomKey key = seed.Apply(context.random_key());
-        return kernel.Launch(
-            context.Input<void>(0), has_ratio ? context.Input<void>(1) : nullptr,
-            has_mode ? context.Input<void>(2) : nullptr, context.Output<void>(0),
-            has_mask ? context.Output<void>(1) : nullptr, n, static_cast<uint32_t>(key.step),
-            static_cast<uint32_t>(key.stream),
-            static_cast<uint32_t>(key.seed) ^ static_cast<uint32_t>(key.step >> 32),
-            static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.stream >> 32), error,
-            number);
+        return kernel.Launch(context.Input<void>(0), has_ratio ? context.Input<void>(1) : nullptr,
+                             has_mode ? context.Input<void>(2) : nullptr, context.Output<void>(0),
+                             has_mask ? context.Output<void>(1) : nullptr, n,
+                             context.device_random_key(), seed.given, seed.seed,
+                             context.random_key().stream, error, number);
       });
   return {};
 }

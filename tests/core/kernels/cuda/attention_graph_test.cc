@@ -10,6 +10,7 @@
 
 #include "tests/core/kernels/cuda/attention_case.h"
 #include "tests/core/kernels/cuda/conv_case.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
@@ -17,11 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(CudnnPlans, AreThereForAllGraphsOfTheTests) {
-  if (!std::filesystem::exists(CAESURA_REAL_CUDNN)) GTEST_SKIP() << "no " << CAESURA_REAL_CUDNN;
-  std::FILE* lines =
-      popen(CAESURA_CUDNN_PLANS " " CAESURA_CUDNN_DEVICE " " CAESURA_NO_DRIVER
-                                " " CAESURA_REAL_CUDNN_NEEDS " " CAESURA_REAL_CUDNN " 2>&1",
-            "r");
+  if (!std::filesystem::exists(kRealCudnn)) GTEST_SKIP() << "no " << kRealCudnn;
+  std::FILE* lines = popen(kCudnnPlansCommand, "r");
   ASSERT_NE(lines, nullptr);
   size_t plans = 0;
   for (char line[4096]; std::fgets(line, sizeof line, lines) != nullptr; ++plans)

@@ -6,6 +6,7 @@
 #include "tests/core/kernels/cuda/attention_case.h"
 #include "tests/core/kernels/cuda/half_numbers.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
+#include "tests/test_paths.h"
 #include "training/kernels/training_ops.h"
 
 namespace caesura::testing {
@@ -60,7 +61,7 @@ class CudaAttention : public StandinCuda {
   }
   uint64_t Plans() const { return Operations("cudnnBackendExecute"); }
   void Refuse(int plans) {
-    void* cudnn = dlopen(CAESURA_STANDINS "/libcaesura_standin_cudnn.so", RTLD_NOW);
+    void* cudnn = dlopen(kStandinCudnn, RTLD_NOW);
     reinterpret_cast<decltype(standin_cudnn_refuse)*>(dlsym(cudnn, "standin_cudnn_refuse"))(plans);
   }
 };

@@ -9,6 +9,7 @@
 #include "core/providers/cpu_provider.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
 #include "tests/core/runtime/node_test.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
@@ -48,7 +49,7 @@ class CudaNodeTests : public StandinCuda {};
 
 TEST_F(CudaNodeTests, GiveTheCpusResults) {
   const char* given = std::getenv("CAESURA_NODE_TESTS");
-  const std::string folder = given != nullptr ? given : CAESURA_NODE_TESTS_FOLDER;
+  const std::string folder = given != nullptr ? given : kNodeTestsFolder;
   const auto there = PosixFileSystem().List(folder);
   if (!there.ok()) GTEST_SKIP() << "no node tests in " << folder;
   const auto cpu = MakeCpuProvider();

@@ -12,6 +12,7 @@
 #include "core/distributed/local_communicator.h"
 #include "core/providers/cuda/nccl_communicator.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 
@@ -24,7 +25,7 @@ class GpuRanks : public StandinCuda {
   static CudaOptions OptionsOfRank(int rank) {
     CudaOptions out = Unchecked();
     out.device_id = rank;
-    out.libraries.nccl = CAESURA_STANDINS "/libcaesura_standin_nccl.so";
+    out.libraries.nccl = kStandinNccl;
     return out;
   }
 

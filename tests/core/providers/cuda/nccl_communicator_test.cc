@@ -11,6 +11,7 @@
 #include "core/tensor/buffer.h"
 #include "tests/core/distributed/communicator_suite.h"
 #include "tests/core/providers/cuda/gpu_ranks.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 namespace {
@@ -194,7 +195,7 @@ using NcclOnOneGpu = StandinCuda;
 
 TEST_F(NcclOnOneGpu, DoesWhatEveryCommunicatorDoes) {
   CudaOptions options = Options();
-  if (!OnGpu()) options.libraries.nccl = CAESURA_STANDINS "/libcaesura_standin_nccl.so";
+  if (!OnGpu()) options.libraries.nccl = kStandinNccl;
   auto rank = NcclCommunicator(std::move(LocalCommunicators(1)[0]), options);
   ASSERT_TRUE(rank.ok()) << rank.status().ToString();
   Staged staged(**rank, Provider(options));

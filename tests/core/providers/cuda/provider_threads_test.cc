@@ -12,7 +12,7 @@ namespace caesura::testing {
 namespace {
 
 constexpr int kRounds = 4;
-constexpr char kNet[] = R"((float[6, 8] x, float[8, 8] w, int64[6] rows) => (y, mean) {
+constexpr char kSharedNet[] = R"((float[6, 8] x, float[8, 8] w, int64[6] rows) => (y, mean) {
   h = MatMul (x, w)
   a = Gelu (h)
   s = Add (a, x)
@@ -45,7 +45,7 @@ class CudaProviderThreads : public StandinCuda {
 };
 
 TEST_F(CudaProviderThreads, TwoStatesOnTwoStreams) {
-  const auto graph = GraphOf(kNet);
+  const auto graph = GraphOf(kSharedNet);
   const auto cpu = MakeCpuProvider();
   const SharedPlan one = PlanOf(graph, feeds_, {}, {Provider(), cpu});
   const SharedPlan two = PlanOf(graph, feeds_, {}, {Provider(), cpu});
@@ -54,7 +54,7 @@ TEST_F(CudaProviderThreads, TwoStatesOnTwoStreams) {
 }
 
 TEST_F(CudaProviderThreads, TwoStatesOfOnePlan) {
-  const SharedPlan plan = PlanOf(GraphOf(kNet), feeds_, {}, {Provider(), MakeCpuProvider()});
+  const SharedPlan plan = PlanOf(GraphOf(kSharedNet), feeds_, {}, {Provider(), MakeCpuProvider()});
   const Values wanted = RunPlan(plan, feeds_);
   EXPECT_EQ(RightRuns({plan, plan}, wanted), 2 * kRounds);
 }

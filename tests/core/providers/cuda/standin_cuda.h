@@ -13,6 +13,7 @@
 
 #include "core/providers/cuda/cuda_provider.h"
 #include "tests/cuda/standin.h"
+#include "tests/test_paths.h"
 
 namespace caesura::testing {
 
@@ -31,7 +32,7 @@ class StandinCuda : public ::testing::Test {
   void SetUp() override {
     if (OnGpu()) return;
     ::setenv("CAESURA_PROGRAM_CACHE", "off", 1);
-    driver_ = dlopen(CAESURA_STANDINS "/libcaesura_standin_cuda.so", RTLD_NOW | RTLD_GLOBAL);
+    driver_ = dlopen(kStandinDriver, RTLD_NOW | RTLD_GLOBAL);
     ASSERT_NE(driver_, nullptr) << dlerror();
     Call<decltype(standin_reset)>("standin_reset")(seed_);
   }
@@ -43,15 +44,13 @@ class StandinCuda : public ::testing::Test {
   static CudaOptions Options() {
     CudaOptions out;
     if (OnGpu()) return out;
-    out.libraries = {CAESURA_STANDINS "/libcaesura_standin_cuda.so", CAESURA_TEST_NVRTC,
-                     CAESURA_STANDINS "/libcaesura_standin_cublaslt.so",
-                     CAESURA_STANDINS "/libcaesura_standin_cudnn.so"};
+    out.libraries = {kStandinDriver, kCheckedNvrtc, kStandinCublasLt, kStandinCudnn};
     return out;
   }
   // Without the real NVRTC's check: for sources that other tests have had checked, made many times.
   static CudaOptions Unchecked() {
     CudaOptions out = Options();
-    if (!OnGpu()) out.libraries.nvrtc = CAESURA_STANDINS "/libcaesura_standin_nvrtc.so";
+    if (!OnGpu()) out.libraries.nvrtc = kStandinNvrtc;
     return out;
   }
   static std::shared_ptr<const ExecutionProvider> Provider(const CudaOptions& options = Options()) {
@@ -67,7 +66,7 @@ class StandinCuda : public ::testing::Test {
   }
   template <typename Function>
   static Function* CallOf(const char* library, const char* name) {
-    void* const opened = dlopen((std::string(CAESURA_STANDINS "/") + library).c_str(), RTLD_NOW);
+    void* const opened = dlopen(library, RTLD_NOW);
     EXPECT_NE(opened, nullptr) << dlerror();
     return Find<Function>(opened, name);
   }
