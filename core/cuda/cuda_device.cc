@@ -136,19 +136,24 @@ CudaDevice::~CudaDevice() {
     gate_.watch_ends.notify_one();
     gate_.watcher.join();
   }
-  if (context_ == nullptr || !MakeCurrent().ok()) return;
+  if (context_ == nullptr) return;
   const auto& driver = libraries_->driver;
-  for (const auto& [source, module] : modules_) {
-    if (module.handle != nullptr) driver.cuModuleUnload(module.handle);
+  const bool is_lost = !MakeCurrent().ok();
+  if (!is_lost) {
+    for (const auto& [source, module] : modules_) {
+      if (module.handle != nullptr) driver.cuModuleUnload(module.handle);
+    }
+    if (cells_ != nullptr)
+      driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(cells_->data()), stream_);
+    if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
+    for (void* pinned : {static_cast<void*>(gate_.opened), pages_}) {
+      if (pinned != nullptr) driver.cuMemFreeHost(pinned);
+    }
   }
-  if (cells_ != nullptr)
-    driver.cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(cells_->data()), stream_);
-  if (stream_ != nullptr) driver.cuStreamSynchronize(stream_);
-  for (void* pinned : {static_cast<void*>(gate_.opened), pages_}) {
-    if (pinned != nullptr) driver.cuMemFreeHost(pinned);
-  }
+  // These hold memory of the host's too.
   if (cudnn_ != nullptr) libraries_->cudnn->Destroy(cudnn_);
   if (cublas_lt_ != nullptr) libraries_->cublas_lt.Destroy(cublas_lt_);
+  if (is_lost) return;
   if (pool_ != nullptr) driver.cuMemPoolDestroy(pool_);
   if (owns_stream_) driver.cuStreamDestroy(stream_);
   driver.cuDevicePrimaryCtxRelease(handle_);
