@@ -33,7 +33,8 @@ TEST_F(CudaDropout, DropsWhatTheCpuDrops) {
   const auto cuda = Provider(), cpu = MakeCpuProvider();
   const auto graph = GraphOf(kTwoDropouts);
   const Values feeds = {Ramp(Shape{7, 131})};
-  const auto on_cpu = PlanOf(graph, feeds, {}, {cpu}), on_device = PlanOf(graph, feeds, {}, {cuda, cpu});
+  const auto on_cpu = PlanOf(graph, feeds, {}, {cpu}),
+             on_device = PlanOf(graph, feeds, {}, {cuda, cpu});
   for (const uint64_t seed : {uint64_t{0}, uint64_t{5}, uint64_t{0xfedcba9876543210}}) {
     for (const uint64_t step : {uint64_t{0}, uint64_t{1}, uint64_t{0x100000001}})
       EXPECT_TRUE(SameBits(RunPlan(on_device, feeds, Key(seed, step)),
@@ -47,12 +48,14 @@ TEST_F(CudaDropout, StatesDrawByThemselves) {
   const auto cuda = Provider(), cpu = MakeCpuProvider();
   const auto graph = GraphOf(kTwoDropouts);
   const Values feeds = {Ramp(Shape{7, 131})};
-  const auto on_cpu = PlanOf(graph, feeds, {}, {cpu}), on_device = PlanOf(graph, feeds, {}, {cuda, cpu});
+  const auto on_cpu = PlanOf(graph, feeds, {}, {cpu}),
+             on_device = PlanOf(graph, feeds, {}, {cuda, cpu});
   ExecutionState first(on_device), second(on_device);
   ASSERT_TRUE(first.Start(feeds, Key(1, 1)).ok());
   ASSERT_TRUE(second.Start(feeds, Key(1, 2)).ok());
   const std::unique_ptr<ExecutionState> copy = first.Clone().value();
-  for (auto& [state, step] : {std::pair(&second, 2), std::pair(&first, 1), std::pair(copy.get(), 1)}) {
+  for (auto& [state, step] :
+       {std::pair(&second, 2), std::pair(&first, 1), std::pair(copy.get(), 1)}) {
     ASSERT_EQ(PartialExecutor::Run(*state).value(), RunOutcome::kFinished);
     EXPECT_TRUE(SameBits(state->TakeFetches(), RunPlan(on_cpu, feeds, Key(1, step)))) << step;
   }
@@ -97,8 +100,8 @@ TEST_F(CudaDropout, CapturedLaunchesDrawAnew) {
   ASSERT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kFinished);
   ASSERT_EQ(Call<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &captured),
             CUDA_SUCCESS);
-  ASSERT_EQ(Call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(
-                &executable, captured, 0),
+  ASSERT_EQ(Call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(&executable,
+                                                                                       captured, 0),
             CUDA_SUCCESS);
   for (const uint64_t step : {2, 3, 4}) {
     ASSERT_TRUE(state.Start(feeds, options_of(step)).ok());
