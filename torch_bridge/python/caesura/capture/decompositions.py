@@ -25,7 +25,7 @@ def _table(composite, named, registered) -> dict:  # PyTorch takes 80 ms for it,
 
 
 def _registered() -> tuple:
-    """What PyTorch makes the table from: operators of libraries come and go."""
+    """The operators that PyTorch makes the table from; those of libraries come and go."""
     named = tuple((name, id(packet)) for namespace in torch.ops if namespace != "aten"
                   for name, packet in vars(getattr(torch.ops, namespace)).items())
     return (frozenset(registrations("CompositeImplicitAutograd")), named,
