@@ -84,8 +84,8 @@ class KernelContext {
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
   RandomKey random_key() const { return host_->random_key(stream_); }
-  // The key's seed and step, as two numbers that a random op's kernel on a device reads there: what
-  // has captured its launch need not capture it again for the next step. Null on the host.
+  // The key's seed and step: two numbers that a random op's kernel on a device reads there, so that
+  // a captured launch draws new numbers in the next step. Null on the host.
   const uint64_t* device_random_key() const { return host_->device_random_key(); }
   // What inputs are ready on and outputs must be: the provider's stream
   // (ExecutionProvider::stream); null on the host.

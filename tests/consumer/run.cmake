@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DBUILD=... -DSOURCE=... -DTorch_DIR=... -DLAUNCHER=... -P run.cmake: installs the build into an empty folder, then configures,
-# builds and runs the consumer.
+# cmake -DBUILD=... -DSOURCE=... -DTorch_DIR=... -DLAUNCHER=... -P run.cmake: installs the build into an
+# empty folder, then configures, builds and runs the consumer.
 set(prefix ${BUILD}/consumer/install)
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result)

@@ -2,7 +2,6 @@
 // Processes that stop a step before its k-th node, save it and are killed; new processes that take
 // it up. The step and the two after it end with the bits of an undisturbed session, parameters,
 // optimizer state and losses. CAESURA_LONG=1: every k, where otherwise some are left out.
-#include "tests/test_paths.h"
 #include "tests/training/kill_sweep.h"
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <sys/wait.h>
 
 #include "tests/temporary_folder.h"
+#include "tests/test_paths.h"
 #include "training/checkpoint.h"
 
 extern char** environ;

@@ -24,8 +24,8 @@ _PRIVATE = {
     "core_aten_decompositions": "torch._decomp.core_aten_decompositions",
     "default_partition": "torch._functorch.partitioners.default_partition",
     "functorch_config": "torch._functorch.config",
-    "global_decomposition_table": "torch._decomp.global_decomposition_table",
     "get_decompositions": "torch._decomp.get_decompositions",
+    "global_decomposition_table": "torch._decomp.global_decomposition_table",
     "min_cut_partition": "torch._functorch.partitioners.min_cut_rematerialization_partition",
     "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
     # Tracing: fake tensors, the state of a trace, and symbolic sizes.
@@ -82,9 +82,9 @@ _PRIVATE = {
     "foreach_mul_": "torch._foreach_mul_",
     "HigherOrderOperator": "torch._ops.HigherOrderOperator",
     "jit_operation": "torch._C._jit_get_operation",  # an operator's entry that takes lists as they are, at the least cost
-    "registrations": "torch._C._dispatch_get_registrations_for_dispatch_key",  # names of operators
     "OpOverload": "torch._ops.OpOverload",
     "OpOverloadPacket": "torch._ops.OpOverloadPacket",
+    "registrations": "torch._C._dispatch_get_registrations_for_dispatch_key",  # names of operators
     "VF": "torch._VF",  # the functions of recurrent layers
     # Layers whose code is replaced while Dynamo traces it.
     "BatchNorm": "torch.nn.modules.batchnorm._BatchNorm",
