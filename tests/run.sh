@@ -61,11 +61,12 @@ capped() {
   CAESURA_MAX_ISA=$1 ctest_in "$build" -R '^caesura_tests$'
 }
 
-# python_tests REPORT PATH...
+# python_tests REPORT PATH...: a test that hangs for ten minutes ends its process, with the stacks of all threads.
 python_tests() {
   local report=$out/$1 rc=0
   shift
-  python -m pytest -q --show-capture=stderr -o cache_dir="$build/.pytest_cache" --durations=5 --junitxml="$report" "$@" || rc=$?
+  python -m pytest -q --show-capture=stderr -o cache_dir="$build/.pytest_cache" -o faulthandler_timeout=600 \
+    -o faulthandler_exit_on_timeout=true --durations=5 --junitxml="$report" "$@" || rc=$?
   [[ $rc = 5 ]] && return 0  # no Python test in the tree
   return "$rc"
 }
@@ -74,26 +75,26 @@ python_tests() {
 # are a part of their own, by that word: with OpenVINO the process dies when a child ends that a data loader had; and
 # PyTorch has one stand-in device a process.
 python_part() {
-  local files apart=(cuda_modules openvino_provider)
+  local files apart=(cuda_modules openvino_provider) rc=0
   if [[ $1 = [a-z]* ]]; then
     mapfile -t files < <(find tests -name "$1*_test.py" | sort)
   else
     mapfile -t files < <(find tests -name '*_test.py' ! -name "${apart[0]}*" ! -name "${apart[1]}*" | sort |
       awk -v k="$1" -v n="$2" 'NR % n == k % n')
   fi
-  python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1
+  python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1 || rc=$?
+  cat "$out/python-$1.log"
+  return "$rc"
 }
 
 # One process a core at a time, as most of the time is tracing, which takes one thread. Twice as many parts as cores:
 # what captures leave in a process stays small.
 python_in_parts() {
-  local parts=$((2 * cores)) rc=0
+  local parts=$((2 * cores))
   export build out
   export -f python_tests python_part
   { echo cuda_modules; seq "$parts"; echo openvino_provider; } |
-    xargs -P "$cores" -I{} bash -c "python_part {} $parts" || rc=$?
-  cat "$out"/python-*.log
-  return "$rc"
+    xargs -P "$cores" -I{} bash -c "python_part {} $parts"
 }
 
 # sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1, which is what the build's time goes into.

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 
 _SECONDS = 400  # enough for a busy machine
-_IMPORTED = ["caesura", "pytest", "torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.scheduler",
-             "torch.distributed.tensor"]
 
 
 def _rank(rank, world, port, seconds, body, arguments):
@@ -43,7 +41,7 @@ def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=()):
     to its end. seconds: the group's time-out. lost: ranks that end by a signal. The ranks are forks of a process that has
     imported what takes seconds to import: environment variables are those of the first call."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    multiprocessing.set_forkserver_preload(_IMPORTED)
+    multiprocessing.set_forkserver_preload(["pytest", "preloaded"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -40,12 +40,12 @@ class Net(nn.Module):
 class Gpt(nn.Module):
     """A small GPT without dropout."""
 
-    def __init__(self):
+    def __init__(self, blocks=2):
         super().__init__()
         torch.manual_seed(0)
         self.token, self.position = nn.Embedding(17, 32), nn.Embedding(16, 32)
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
-                                    for _ in range(2))
+                                    for _ in range(blocks))
         self.head = nn.Linear(32, 17)
 
     def forward(self, tokens):
@@ -199,7 +199,7 @@ def _state(optimizer):
 def _divided(rank, optimizer_of, shard, accumulate, alone):
     """Six calls with two shapes, so two programs; then two calls of a new step that loads the state, and that has no other
     ranks if `alone`."""
-    module = Gpt()
+    module = Gpt(blocks=1)
     optimizer = optimizer_of(module.parameters())
     step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, shard=shard, accumulation_steps=accumulate)
     losses = [step(*_batch(Gpt, rank, i, length=(16, 8)[i % 2])) for i in range(6)]
@@ -214,7 +214,7 @@ def _divided(rank, optimizer_of, shard, accumulate, alone):
         held = sum(t.numel() for t in step.ranks.shards._parts.values())
         assert held <= sum(t.numel() for t in taken) / 2 + 4096
     same_on_all_ranks(module.parameters())
-    later = Gpt()
+    later = Gpt(blocks=1)
     optimizer = optimizer_of(later.parameters())
     optimizer.load_state_dict(state)
     step = caesura.compile_step(later, nn.functional.cross_entropy, optimizer, shard=shard, process_group=alone)

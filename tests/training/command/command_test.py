@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `caesura` command, run as a user runs it; the numpy and safetensors packages check its files."""
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,16 @@ def run(*arguments, expect=0, **environment):
                           env=os.environ | {name: str(value) for name, value in environment.items()})
     assert done.returncode == expect, done.stdout + done.stderr
     return done
+
+
+@contextlib.contextmanager
+def started(*arguments, stdout=subprocess.PIPE, env=None):
+    """A process of the command that does not outlive the block, whatever ends it."""
+    with subprocess.Popen([COMMAND, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def arrays():
@@ -244,12 +255,12 @@ def test_resume_is_exact(classifier):
 
 
 def test_stopped_and_killed(classifier):
-    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
                  "--target", "labels", "--steps", "1000000", "--checkpoint", classifier / "c", "--save-every", "5",
                  "--resume"]
     reached = 0
     for sent in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
-        with subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with started(*arguments) as process:
             time.sleep(1)
             process.send_signal(sent)
             _, errors = process.communicate(timeout=60)

@@ -4,12 +4,11 @@
 import os
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from command_test import COMMAND, classifier, pytestmark as needs_command, run, train  # noqa: F401
+from command_test import classifier, pytestmark as needs_command, run, started, train  # noqa: F401
 
 pytestmark = [needs_command, pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -76,9 +75,7 @@ def test_ordered_sums_have_the_same_bits_at_any_number_of_ranks(classifier):  # 
 
 
 def test_a_signal_stops_all_ranks_after_one_update(classifier):  # noqa: F811
-    command = [COMMAND, *map(str, _arguments(classifier, "c", "--steps", "1000000", "--nproc", "2"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=os.environ | AS_ROOT) as process:
+    with started(*_arguments(classifier, "c", "--steps", "1000000", "--nproc", "2"), env=os.environ | AS_ROOT) as process:
         process.stderr.readline()  # the progress of the first update
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)

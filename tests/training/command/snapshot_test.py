@@ -4,12 +4,11 @@
 import os
 import re
 import signal
-import subprocess
 import time
 
 import pytest
 import safetensors.numpy
-from command_test import COMMAND, classifier, pytestmark, run, same, train  # noqa: F401
+from command_test import classifier, pytestmark, run, same, started, train  # noqa: F401
 
 
 def interrupted(signals, rounds, *arguments):
@@ -17,7 +16,7 @@ def interrupted(signals, rounds, *arguments):
     the middle of a step, and how often altogether. `signals` come in turn, at different times after the first update."""
     inside = stops = 0
     for n in range(rounds + 200):
-        with subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with started(*arguments) as process:
             if n < rounds:
                 process.stderr.readline()  # the progress of the first update
                 time.sleep(0.007 * (n % 5))
@@ -37,10 +36,10 @@ def test_a_run_that_is_stopped_inside_of_steps_is_the_same_run(classifier, kille
     """Log, parameters and optimizer state are bit for bit those of an undisturbed run: with snapshots at signals, and
     with kill -9 in between, after which the run goes on from the last checkpoint.
     """
-    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
                  "--target", "labels", "--steps", "20000", "--accumulate", "2", "--validate-every", "40", "--schedule",
                  "cosine", "--batch", "64"]
-    run(*arguments[1:], "--log", classifier / "straight.csv", "--checkpoint", classifier / "straight")
+    run(*arguments, "--log", classifier / "straight.csv", "--checkpoint", classifier / "straight")
     signals = [signal.SIGUSR1, signal.SIGKILL] if killed else [signal.SIGTERM, signal.SIGUSR1]
     rounds = 200 if os.environ.get("CAESURA_LONG") else 10
     inside, stops = interrupted(signals, rounds, *arguments, "--log", classifier / "parts.csv", "--checkpoint",
@@ -70,22 +69,20 @@ def wait_for(path):
 
 
 def test_a_signal_before_the_first_step_and_after_the_last_one(classifier):  # noqa: F811
-    arguments = [COMMAND, "train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
-                 "--target", "labels", "--steps", "2000", "--batch", "64", "--checkpoint", classifier / "run", "--log",
+    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points", "--target",
+                 "labels", "--steps", "2000", "--batch", "64", "--checkpoint", classifier / "run", "--log",
                  classifier / "run.csv", "--output", classifier / "trained.onnx", "--snapshot-on", "SIGUSR1", "--resume"]
-    reader, writer = os.pipe()  # the command's standard output, at which it is held
-
-    def start():
-        return subprocess.Popen(list(map(str, arguments)), stdout=writer, stderr=subprocess.PIPE, text=True)
-
+    # The command is held at its standard output.
+    reader, writer = os.pipe()
     fill(writer)
-    with start() as process:
+    with started(*arguments, stdout=writer) as process:
         wait_for(classifier / "run.csv")
         process.send_signal(signal.SIGUSR1)
         os.read(reader, 1 << 20)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3 and "stopped after update 0" in errors, errors
-    with start() as process:
+    reader, writer = os.pipe()
+    with started(*arguments, stdout=writer) as process:
         assert b"parameters" in os.read(reader, 1 << 20)
         fill(writer)
         wait_for(classifier / "trained.onnx")
@@ -104,8 +101,7 @@ def test_a_step_goes_from_the_command_to_python_and_back(classifier):  # noqa: F
     checkpoint, resumed = classifier / "parts", (*arguments, "--checkpoint", classifier / "parts", "--resume")
     errors = ""
     while "stopped in the middle of update" not in errors:
-        with subprocess.Popen([COMMAND, *map(str, resumed), "--snapshot-on", "SIGUSR1"], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as process:
+        with started(*resumed, "--snapshot-on", "SIGUSR1") as process:
             process.stderr.readline()  # the progress of the first update
             process.send_signal(signal.SIGUSR1)
             _, errors = process.communicate(timeout=60)

@@ -20,16 +20,20 @@ def decompositions(kept) -> dict:
 
 
 @functools.lru_cache(maxsize=1)
-def _table(composite, named, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
-    return {target: function for target, function in core_aten_decompositions().items() if target is not _WRONG}
+def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
+    return {target: function for target, function in core_aten_decompositions().items()
+            if target is not _WRONG and target.namespace != "caesura"}
 
 
 def _registered() -> tuple:
-    """The operators that PyTorch makes the table from; those of libraries come and go."""
-    named = tuple((name, id(packet)) for namespace in torch.ops if namespace != "aten"
-                  for name, packet in vars(getattr(torch.ops, namespace)).items())
-    return (frozenset(registrations("CompositeImplicitAutograd")), named,
-            len(global_decomposition_table["post_autograd"]))
+    """The operators that PyTorch makes the table from; those of libraries come and go. Each capture makes one of ours,
+    whose kernel is its decomposition."""
+    operators = set()
+    for name in registrations("CompositeImplicitAutograd"):
+        namespace, name = name.split("::")
+        if namespace != "caesura":
+            operators.add((name, None if namespace == "aten" else getattr(getattr(torch.ops, namespace), name.split(".")[0])))
+    return frozenset(operators), len(global_decomposition_table["post_autograd"])
 
 
 # Traces within it do without the wrong decomposition.

@@ -14,7 +14,7 @@ from unittest import mock
 
 from caesura.capture.compat import (CLONE, BackendCompilerFailed, ConvertFrameReturn, FrameAction, FrameExecStrategy,
                                     GuardOnDataDependentSymNode, TorchRuntimeError, Unsupported, UserError, backend_of,
-                                    convert_frame, dynamo_config, graph_break_hints, is_one_graph, symbolic_convert)
+                                    convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph, symbolic_convert)
 from caesura.capture.decompositions import corrected
 from caesura.capture.patches import Shared
 from caesura.reports import StrictError, ended_well, fall_back, fall_back_if_it_ends_well
@@ -189,6 +189,14 @@ def _funcname_if_logged(filename, lineno):
     return _funcname(filename, lineno) if symbolic_convert.trace_call_log.isEnabledFor(logging.DEBUG) else None
 
 
+_time_of_guards = guards.profile_guard_manager
+
+
+def _time_of_guards_if_logged(manager, frame, runs):
+    """How long a frame's guards take, for dynamo's log. Dynamo flushes the CPU's caches for it, which takes 60 ms a capture."""
+    return _time_of_guards(manager, frame, runs) if guards.guards_log.isEnabledFor(logging.DEBUG) else 0.0
+
+
 _log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
 
 
@@ -211,6 +219,7 @@ def _trace():
     """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
     with convert_frame.compile_lock, corrected, _local.patches(), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
+            mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):
         yield
 

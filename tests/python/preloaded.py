@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports what takes seconds, and takes its objects out of the garbage collection, which would walk through all of them
+again and again. For processes of tests, and for servers that fork such processes."""
+
+import gc
+
+import torch._dynamo
+import torch._functorch.aot_autograd
+import torch._inductor.scheduler
+import torch.distributed.tensor  # noqa: F401
+
+import caesura  # noqa: F401
+
+gc.collect()
+gc.freeze()
