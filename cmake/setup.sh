@@ -308,6 +308,8 @@ write() {
 folder() { [[ ! -d $1 ]] || echo "$1"; }
 
 write_deps() {
+  local kernels=$prefix/test-kernels  # CUDA kernels that tests have compiled; those of old sources go
+  [[ ! -d $kernels ]] || find "$kernels" -type f -mtime +14 -delete
   local launcher="" options="env;CCACHE_BASEDIR=$root;CCACHE_NOHASHDIR=1"  # what one checkout has compiled, others find
   command -v ccache >/dev/null && launcher="set(CMAKE_CXX_COMPILER_LAUNCHER \"$options;ccache\" CACHE STRING \"\")"
   write "$build/deps.cmake" <<EOF
@@ -320,6 +322,7 @@ set(nanobind_DIR "$site/nanobind/cmake" CACHE PATH "" FORCE)
 set(DLPACK_INCLUDE_DIR "$site/tvm_ffi/include" CACHE PATH "" FORCE)
 set(CUDA_HEADERS_DIR "$(folder "$prefix/cuda/nvidia/cu13/include")" CACHE PATH "" FORCE)
 set(CUDA_LIBRARIES_DIR "$(folder "$prefix/cuda-libraries/nvidia")" CACHE PATH "" FORCE)
+set(CAESURA_TEST_KERNELS "$kernels" CACHE PATH "" FORCE)
 set(Python_EXECUTABLE "$venv/bin/python" CACHE FILEPATH "" FORCE)
 set(OpenVINO_DIR "$site/openvino/cmake" CACHE PATH "" FORCE)
 set(CAESURA_TORCH $([[ -e $site/torch ]] && echo ON || echo OFF) CACHE BOOL "" FORCE)
