@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `caesura` command, run as a user runs it; the numpy and safetensors packages check its files."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,16 +27,6 @@ def run(*arguments, expect=0, **environment):
                           env=os.environ | {name: str(value) for name, value in environment.items()})
     assert done.returncode == expect, done.stdout + done.stderr
     return done
-
-
-@contextlib.contextmanager
-def started(*arguments, stdout=subprocess.PIPE, env=None):
-    """A process of the command that does not outlive the block, whatever ends it."""
-    with subprocess.Popen([COMMAND, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, env=env) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def arrays():
@@ -252,24 +240,6 @@ def test_resume_is_exact(classifier):
     same(parts, straight)
     wrong = train(classifier, *common, "--batch", "8", "--checkpoint", classifier / "parts", "--resume", expect=1)
     assert "batch 32 instead of 8" in wrong.stderr
-
-
-def test_stopped_and_killed(classifier):
-    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
-                 "--target", "labels", "--steps", "1000000", "--checkpoint", classifier / "c", "--save-every", "5",
-                 "--resume"]
-    reached = 0
-    for sent in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
-        with started(*arguments) as process:
-            time.sleep(1)
-            process.send_signal(sent)
-            _, errors = process.communicate(timeout=60)
-        with safetensors.safe_open(classifier / "c", "np") as file:
-            now = int(file.metadata()["property/session.updates"].split(":")[1])
-        assert now > reached
-        reached = now
-        if sent != signal.SIGKILL:
-            assert process.returncode == 3 and f"stopped after update {now}" in errors
 
 
 def scores(folder, arrays):

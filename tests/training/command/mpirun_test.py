@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import pytest
 import safetensors.numpy
-from command_test import classifier, pytestmark as needs_command, run, started, train  # noqa: F401
+from command_test import classifier, pytestmark as needs_command, run, train  # noqa: F401
+from snapshot_test import started
 
 pytestmark = [needs_command, pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI's mpirun is not installed")]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`caesura train --snapshot-on`: runs that stop inside of steps and go on there."""
+"""`caesura train`: runs that are stopped, between updates or inside of steps (--snapshot-on), and go on there."""
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
 import safetensors.numpy
-from command_test import classifier, pytestmark, run, same, started, train  # noqa: F401
+from command_test import COMMAND, classifier, pytestmark, run, same, train  # noqa: F401
+
+
+@contextlib.contextmanager
+def started(*arguments, stdout=subprocess.PIPE, env=None):
+    """A process of the command that does not outlive the block, whatever ends it."""
+    with subprocess.Popen([COMMAND, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def interrupted(signals, rounds, *arguments):
@@ -91,6 +103,24 @@ def test_a_signal_before_the_first_step_and_after_the_last_one(classifier):  # n
         os.read(reader, 1 << 20)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+def test_stopped_and_killed(classifier):  # noqa: F811
+    arguments = ["train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points",
+                 "--target", "labels", "--steps", "1000000", "--checkpoint", classifier / "c", "--save-every", "5",
+                 "--resume"]
+    reached = 0
+    for sent in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        with started(*arguments) as process:
+            time.sleep(1)
+            process.send_signal(sent)
+            _, errors = process.communicate(timeout=60)
+        with safetensors.safe_open(classifier / "c", "np") as file:
+            now = int(file.metadata()["property/session.updates"].split(":")[1])
+        assert now > reached
+        reached = now
+        if sent != signal.SIGKILL:
+            assert process.returncode == 3 and f"stopped after update {now}" in errors
 
 
 def test_a_step_goes_from_the_command_to_python_and_back(classifier):  # noqa: F811
