@@ -10,8 +10,9 @@ function(run)
 endfunction()
 file(REMOVE_RECURSE ${prefix})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+set(ENV{CMAKE_CXX_COMPILER_LAUNCHER} "${LAUNCHER}")  # a list, which arguments would take apart
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release
-    -DTorch_DIR=${Torch_DIR} "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
+    -DTorch_DIR=${Torch_DIR})
 run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build --parallel 2)
 set(ENV{CAESURA_PLUGIN_PATH} ${BUILD}/consumer/build)
 run(${BUILD}/consumer/build/consumer)
