@@ -154,7 +154,8 @@ TEST_F(CudaElementwise, IsAsOnTheCpu) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kFloat16,
                               DType::kInt64, DType::kBool}) {
       const bool skipped =
-          name == "Swish" ||  // of opset 24: the node tests have it
+          name == "Swish" ||                                  // of opset 24: the node tests have it
+          (name == "Shrink" && dtype == DType::kBFloat16) ||  // ONNX does not have it
           !op.types.Contains(dtype) || (name == "Cast" && dtype == DType::kFloat64) ||
           (dtype == DType::kBool && (name.find("Greater") == 0 || name.find("Less") == 0)) ||
           (types > 0 && !all && in_all_types.count(name) == 0);
