@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/loss.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/graph/shape_inference.h"
@@ -46,9 +46,37 @@ Result<Value*> FindPrediction(const Graph& graph, const Loss& loss) {
                          names);
 }
 
-// Classes by row: [N..., C] and N... become [rows, C] and [rows].
-Value* CrossEntropy(LossWriter& w, Value* scores, Value* target, const Loss& loss) {
-  if (loss.class_axis == -1) {
+// The axis of the scores that holds the classes, from 0 on. Fails where there is none.
+Result<int> ClassAxis(const Value& scores, const Loss& loss) {
+  const auto refused = [&](const std::string& expected) {
+    return InvalidArgument("loss: class_axis " + std::to_string(loss.class_axis) + ": expected " +
+                           expected + "; the scores '" + scores.name() + "' are " +
+                           scores.type().ToString());
+  };
+  const auto& shape = scores.type().shape;
+  if (!shape) {
+    if (loss.class_axis == 1 || loss.class_axis == -1) return loss.class_axis;
+    return refused("1 or -1 where the number of axes is not known");
+  }
+  const int rank = static_cast<int>(shape->size());
+  const int axis = loss.class_axis < 0 ? loss.class_axis + rank : loss.class_axis;
+  if (axis >= 0 && axis < rank) return axis;
+  return refused("an axis of the scores");
+}
+
+// Classes by row: [N..., C] and N... become [rows, C] and [rows]. An axis that is neither 1 nor the
+// last one becomes the last one.
+Value* CrossEntropy(LossWriter& w, Value* scores, Value* target, const Loss& loss, int axis) {
+  const int rank = scores->type().shape ? static_cast<int>(scores->type().shape->size()) : 0;
+  if (axis != 1 && axis != -1 && axis != rank - 1) {
+    std::vector<int64_t> order;
+    for (int i = 0; i < rank; ++i) {
+      if (i != axis) order.push_back(i);
+    }
+    order.push_back(axis);
+    scores = w.Op("Transpose", {scores}, {{"perm", std::move(order)}});
+  }
+  if (axis != 1 || loss.class_axis == -1) {
     const Dim classes = scores->type().shape ? scores->type().shape->back() : Dim{};
     Value* width = classes.known() ? w.Ints({classes.value})
                                    : w.Op("Shape", {scores}, {{"start", int64_t{-1}}});
@@ -72,15 +100,12 @@ const Node* CrossEntropyOf(const Value& loss) {
   return is_mean && node->inputs().size() == 2 ? node : nullptr;
 }
 
-ValueType TargetType(const Value& prediction, const Loss& loss) {
+ValueType TargetType(const Value& prediction, const Loss& loss, int class_axis) {
   if (loss.kind != Loss::Kind::kCrossEntropy) return prediction.type();
   ValueType type = ValueType::Tensor(DType::kInt64);
-  if (prediction.type().shape && !prediction.type().shape->empty()) {
+  if (prediction.type().shape) {
     type.shape = prediction.type().shape;
-    const int rank = static_cast<int>(type.shape->size());
-    const int axis =
-        std::clamp(loss.class_axis < 0 ? loss.class_axis + rank : loss.class_axis, 0, rank - 1);
-    type.shape->erase(type.shape->begin() + axis);
+    type.shape->erase(type.shape->begin() + class_axis);
   }
   return type;
 }
@@ -94,11 +119,17 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
     return InvalidArgument("the loss's target '" + loss.target +
                            "' is the name of a value of the model already");
   }
-  Value* target = graph.AddInput(loss.target, TargetType(*prediction, loss));
+  int class_axis = 0;
+  if (loss.kind == Loss::Kind::kCrossEntropy) {
+    ASSIGN_OR_RETURN(class_axis, ClassAxis(*prediction, loss));
+  }
+  Value* target = graph.AddInput(loss.target, TargetType(*prediction, loss, class_axis));
   LossWriter w(graph);
   Value* result = nullptr;
   switch (loss.kind) {
-    case Loss::Kind::kCrossEntropy: result = CrossEntropy(w, prediction, target, loss); break;
+    case Loss::Kind::kCrossEntropy:
+      result = CrossEntropy(w, prediction, target, loss, class_axis);
+      break;
     case Loss::Kind::kMeanSquaredError: {
       Value* difference = w.Op("Sub", {prediction, target});
       result = w.Mean(w.Op("Mul", {difference, difference}));

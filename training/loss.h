@@ -26,7 +26,9 @@ struct Loss {
   std::string prediction = "";
   std::string target = "target";
   int64_t ignore_index = -100;  // kCrossEntropy: targets with this class do not count
-  int class_axis = 1;  // kCrossEntropy: which axis of the scores holds the classes; -1: the last
+  // kCrossEntropy: the axis of the scores that holds the classes; below 0: from the end. Targets
+  // have the other axes.
+  int class_axis = 1;
 
   static Loss CrossEntropy(std::string target = "target") {
     return {Kind::kCrossEntropy, "", std::move(target)};
@@ -37,7 +39,9 @@ struct Loss {
   static Loss Output(std::string name) { return {Kind::kOutput, std::move(name), ""}; }
 };
 
-// Adds the loss's nodes and its target input; the result is a scalar value of the graph.
+// Adds the loss's nodes and its target input; the result is a scalar value of the graph. Fails with
+// kInvalidArgument where the model has no such output, a value has the target's name, or the scores
+// have no such axis.
 Result<Value*> AddLoss(Graph& graph, const Loss& loss);
 
 // The number of elements that the loss is the mean of, as a scalar of the loss's dtype: of cross

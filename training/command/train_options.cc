@@ -289,9 +289,8 @@ void AddLossOptions(CLI::App& app, TrainOptions* o) {
                  "The output of the model that the loss is about; by default the first")
       ->group(group);
   app.add_option("--class-axis", o->class_axis,
-                 "cross_entropy: the axis of the classes, 1 or -1 (last); by default 1, "
-                 "for text -1")
-      ->check(CLI::IsMember({-1, 1}))
+                 "cross_entropy: the axis of the scores that holds the classes; below 0 from the "
+                 "end. By default 1, for text -1")
       ->group(group);
 }
 

@@ -27,7 +27,7 @@ class TrainingSession(FallsBack):
             `target`; "output" if the model's own scalar output `prediction` is the loss.
         target: the name of the input that the loss compares with.
         prediction: the output that the loss takes; "" is the first one.
-        class_axis: for cross_entropy, the axis of the scores that holds the classes; -1 is the last.
+        class_axis: for cross_entropy, the axis of the scores that holds the classes; below 0 from the end.
         optimizer: "sgd", "adam", "adamw", "lamb", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam",
             "asgd", "rprop", "adafactor" or "muon".
         trainable: names of initializers to train; '*' matches anything. Empty: all floating weights that a gradient of
