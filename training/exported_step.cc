@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/exported_step.h"
 
+#include <cmath>
+
 #include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
@@ -71,8 +73,8 @@ Result<bool> IsExportedStep(const std::string& path) {
 Result<StepOptions> ReadStepOptions(const Model& model) {
   auto found = model.metadata.find(kStepMetadata);
   if (found == model.metadata.end()) {
-    return InvalidModel(std::string("the model has no metadata '") + kStepMetadata +
-                        "': it is no exported step");
+    return NotFound(std::string("the model has no metadata '") + kStepMetadata +
+                    "': it is no exported step");
   }
   const Json json = Json::parse(found->second, nullptr, /*allow_exceptions=*/false);
   const std::string where = std::string("metadata '") + kStepMetadata + "'";
@@ -103,7 +105,8 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
       made.weight_decay = group.Number("weight_decay");
     }
   }
-  if (!(accumulation >= 1 && accumulation <= 1e6)) entries.Complain("accumulation_steps");
+  if (!(accumulation >= 1 && accumulation <= 1e6 && accumulation == std::trunc(accumulation)))
+    entries.Complain("accumulation_steps");
   if (!(out.clip_norm >= 0)) entries.Complain("clip_norm");
   if (!problems.empty())
     return InvalidModel(where + ": entries that are missing or not as they should be: " + problems);
