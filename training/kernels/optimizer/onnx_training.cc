@@ -22,6 +22,7 @@ struct OnnxUpdate {
   DType rate_dtype = DType::kFloat32;
   std::vector<DType> dtypes;  // of each optimised tensor
   std::vector<int64_t> elements;
+  int outputs = 0;  // of the node, which may end before the last state
 
   double Rate(const KernelContext& context) const {
     return rate_dtype == DType::kFloat64 ? *context.Input<double>(0) : *context.Input<float>(0);
@@ -37,8 +38,8 @@ Result<OnnxUpdate> PlanUpdate(KernelInfo& info, int states) {
                         " inputs for each optimised tensor");
   }
   OnnxUpdate update{tensors / (2 + states), states, info.threads(), info.InputDType(0), {}, {}};
-  if (info.output_count() > update.count * (1 + states))
-    return info.Invalid("has too many outputs");
+  update.outputs = info.output_count();
+  if (update.outputs > update.count * (1 + states)) return info.Invalid("has too many outputs");
   const bool scalars = info.HasInput(0) && info.HasInput(1) && IsFloat(update.rate_dtype) &&
                        info.InputDType(1) == DType::kInt64 && info.InputShape(0).elements() == 1 &&
                        info.InputShape(1).elements() == 1;
@@ -69,7 +70,10 @@ void UpdateTensor(const OnnxUpdate& update, int i, const Rule& rule, KernelConte
   const T* states[States];
   T* outputs[1 + States];
   for (int s = 0; s < States; ++s) states[s] = context.Input<T>(2 + (2 + s) * update.count + i);
-  for (int o = 0; o < 1 + States; ++o) outputs[o] = context.Output<T>(o * update.count + i);
+  for (int o = 0; o < 1 + States; ++o) {
+    const int output = o * update.count + i;
+    outputs[o] = output < update.outputs ? context.Output<T>(output) : nullptr;
+  }
   ParallelFor(update.threads, update.elements[i], kParallelGrain / 16,
               [&](int64_t first, int64_t last) {
                 for (int64_t e = first; e < last; ++e) {
