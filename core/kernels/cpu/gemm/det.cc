@@ -11,22 +11,22 @@
 namespace caesura {
 namespace {
 
-// Destroys `a` [n, n].
+// Destroys `a` [n, n]. NaN anywhere gives NaN, of a singular matrix, too.
 template <typename T>
 T Determinant(T* a, int64_t n) {
   T det = 1;
   for (int64_t p = 0; p < n; ++p) {
     int64_t best = p;
     for (int64_t r = p + 1; r < n; ++r) {
-      if (std::abs(a[r * n + p]) > std::abs(a[best * n + p])) best = r;
+      if (!(std::abs(a[r * n + p]) <= std::abs(a[best * n + p]))) best = r;
     }
     const T pivot = a[best * n + p];
-    if (pivot == T(0)) return 0;
     if (best != p) {
       for (int64_t c = 0; c < n; ++c) std::swap(a[best * n + c], a[p * n + c]);
       det = -det;
     }
     det *= pivot;
+    if (pivot == T(0)) continue;
     for (int64_t r = p + 1; r < n; ++r) {
       const T factor = a[r * n + p] / pivot;
       for (int64_t c = p + 1; c < n; ++c) a[r * n + c] -= factor * a[p * n + c];

@@ -58,7 +58,7 @@ struct Box {
   int64_t kept_count = 1, reduced_count = 1;
 };
 
-// Y = (X - mean) / sqrt(mean((X - mean)^2) + 1e-9), as the op's function body has it.
+// Y = (X - mean) / (sqrt(mean((X - mean)^2)) + 1e-9), as the op's function body has it.
 template <typename T>
 void SetMeanVariance(KernelInfo& info, Box box) {
   using Acc = Accumulator<T>;

@@ -96,15 +96,18 @@ Result<RecurrentSpec> MakeRecurrentSpec(const KernelInfo& info, RecurrentKind ki
 template <typename T>
 T GateActivation::Value(T x) const {
   const T a = static_cast<T>(alpha), b = static_cast<T>(beta);
-  switch (kind) {
-    case Kind::kRelu: return x > 0 ? x : T(0);
+  switch (kind) {  // comparisons that NaN fails leave it as it is
+    case Kind::kRelu: return x < 0 ? T(0) : x;
     case Kind::kTanh: return math::Tanh(x);
     case Kind::kSigmoid: return math::Sigmoid(x);
     case Kind::kAffine: return a * x + b;
     case Kind::kLeakyRelu: return x < 0 ? a * x : x;
-    case Kind::kThresholdedRelu: return x > a ? x : T(0);
+    case Kind::kThresholdedRelu: return x <= a ? T(0) : x;
     case Kind::kScaledTanh: return a * std::tanh(b * x);
-    case Kind::kHardSigmoid: return std::fmax(T(0), std::fmin(T(1), a * x + b));
+    case Kind::kHardSigmoid: {
+      const T y = a * x + b;
+      return y < 0 ? T(0) : y > 1 ? T(1) : y;
+    }
     case Kind::kElu: return x < 0 ? a * std::expm1(x) : x;
     case Kind::kSoftsign: return x / (1 + std::abs(x));
     default: return std::fmax(x, T(0)) + std::log1p(std::exp(-std::abs(x)));  // Softplus
