@@ -14,8 +14,9 @@ void AppendEscaped(const std::string& text, std::string* out) {
   }
 }
 
-// Reads up to an unescaped `end` (or the end of the text), and moves past it.
-std::string TakeEscaped(const std::string& text, char end, size_t* at) {
+// Reads up to an unescaped `end` (or the end of the text), and moves past it. `found`: there was
+// one.
+std::string TakeEscaped(const std::string& text, char end, size_t* at, bool* found) {
   std::string out;
   for (; *at < text.size() && text[*at] != end; ++*at) {
     if (text[*at] != '\\' || *at + 1 == text.size()) {
@@ -25,7 +26,8 @@ std::string TakeEscaped(const std::string& text, char end, size_t* at) {
     ++*at;
     out += text[*at] == 'n' ? '\n' : text[*at];
   }
-  if (*at < text.size()) ++*at;
+  *found = *at < text.size();
+  if (*found) ++*at;
   return out;
 }
 
@@ -64,13 +66,13 @@ Result<OptionSet> OptionSet::Parse(const std::string& text) {
   OptionSet out;
   for (size_t at = 0; at < text.size();) {
     const size_t start = at;
-    const std::string key = TakeEscaped(text, '=', &at);
-    const bool has_value = text[at - 1] == '=';
+    bool has_value = false, more = false;
+    const std::string key = TakeEscaped(text, '=', &at, &has_value);
     if (key.empty() || !has_value) {
       return InvalidArgument("options: expected name=value at character " + std::to_string(start) +
                              " of '" + text + "'");
     }
-    RETURN_IF_ERROR(out.Append(key, TakeEscaped(text, ';', &at)));
+    RETURN_IF_ERROR(out.Append(key, TakeEscaped(text, ';', &at, &more)));
   }
   return out;
 }

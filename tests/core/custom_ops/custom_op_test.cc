@@ -318,19 +318,5 @@ TEST(CustomOps, RunStatesBelongToOneCallAtATime) {
   EXPECT_LE(made, 4);
 }
 
-TEST(OptionSets, AppendUpdateAndSerialise) {
-  OptionSet options;
-  EXPECT_TRUE(options.Append("a", "1").ok());
-  EXPECT_THAT(options.Append("a", "2").message(), HasSubstr("option 'a' is there already, as '1'"));
-  options.Update(OptionSet{{"a", "x=y;z\\\n"}, {"b", ""}});
-  EXPECT_TRUE(options.Has("b"));
-  EXPECT_THAT(options.Get("c").status().message(), HasSubstr("there are: a, b"));
-  EXPECT_EQ(OptionSet::Parse(options.Serialise()).value(), options);
-  EXPECT_EQ(OptionSet({{"device", "CPU"}, {"threads", "2"}}).Serialise(), "device=CPU;threads=2");
-  EXPECT_EQ(OptionSet::Parse("").value(), OptionSet());
-  for (const char* wrong : {"a", "=1", "a=1;b", "a=1;a=2", ";"})
-    EXPECT_FALSE(OptionSet::Parse(wrong).ok()) << wrong;
-}
-
 }  // namespace
 }  // namespace caesura
