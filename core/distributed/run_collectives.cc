@@ -48,6 +48,8 @@ Status RunCollectives::Agree() {
   const Result<std::vector<int64_t>> all = communicator_.Gather(own, Clock::now() + timeout_);
   RETURN_IF_ERROR(Checked(all.status()));
   agreed_ = true;
+  flag_raised_ = false;
+  sum_ = 0;
   for (size_t r = 0; r < all->size(); r += std::size(own)) {
     flag_raised_ |= (*all)[r] != 0;
     sum_ += std::bit_cast<double>((*all)[r + 1]);

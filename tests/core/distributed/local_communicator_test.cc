@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/distributed/run_collectives.h"
 #include "tests/core/distributed/communicator_suite.h"
 #include "tests/core/distributed/rank_threads.h"
 
@@ -66,19 +65,6 @@ TEST(LocalCommunicator, ARankThatEndsIsAnErrorForTheOthers) {
   ranks.pop_back();
   EXPECT_NE((*work)->Wait(Clock::now() + seconds(60)).message().find("rank 1 has ended"),
             std::string::npos);
-}
-
-TEST(RunCollectives, EndsWhatIsInFlight) {
-  auto ranks = LocalCommunicators(2);
-  {
-    std::vector<float> data(8);
-    RunCollectives run(*ranks[0], seconds(60));
-    ASSERT_TRUE(run.Start(3, Collective::AllReduce(DType::kFloat32, data.data(), 8)).ok());
-    EXPECT_EQ(run.Wait(4).code(), StatusCode::kInternal);
-  }
-  float other = 0;
-  EXPECT_EQ(ranks[1]->Start(Collective::AllReduce(DType::kFloat32, &other, 1)).status().code(),
-            StatusCode::kRankFailure);
 }
 
 }  // namespace

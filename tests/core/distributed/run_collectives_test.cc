@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of one run: known by numbers, ended with the run, and no use after a failure.
+#include "core/distributed/run_collectives.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/core/distributed/faulty_communicator.h"
+#include "tests/core/distributed/rank_threads.h"
+
+namespace caesura::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Collective SumOf(std::vector<float>& data) {
+  return Collective::AllReduce(DType::kFloat32, data.data(), static_cast<int64_t>(data.size()));
+}
+
+TEST(RunCollectives, AreWaitedForByNumberInAnyOrder) {
+  RunRanks(3, [](Communicator& c) {
+    const auto rank = static_cast<float>(c.rank());
+    std::vector<float> first = {rank, 10}, second = {rank * rank}, third = {1, 1, 1};
+    RunCollectives run(c, seconds(60));
+    EXPECT_EQ(run.rank(), c.rank());
+    EXPECT_EQ(run.size(), 3);
+    ASSERT_TRUE(run.Start(7, SumOf(first)).ok());
+    ASSERT_TRUE(run.Start(2, SumOf(second)).ok());
+    ASSERT_TRUE(run.Wait(2).ok());
+    EXPECT_THAT(second, ElementsAre(5));  // 0 + 1 + 4
+    ASSERT_TRUE(run.Run(SumOf(third)).ok());
+    EXPECT_THAT(third, ElementsAre(3, 3, 3));
+    ASSERT_TRUE(run.Wait(7).ok());
+    EXPECT_THAT(first, ElementsAre(3, 30));
+  });
+}
+
+TEST(RunCollectives, EachIsWaitedForOnce) {
+  const auto ranks = LocalCommunicators(1);
+  std::vector<float> data = {4};
+  RunCollectives run(*ranks[0], seconds(60));
+  ASSERT_TRUE(run.Start(3, SumOf(data)).ok());
+  ASSERT_TRUE(run.Wait(3).ok());
+  EXPECT_EQ(run.Wait(3).ToString(), "INTERNAL: no collective 3 is in flight");
+  ASSERT_TRUE(run.Start(3, SumOf(data)).ok());  // the number is free again, and the rank is well
+  EXPECT_TRUE(run.Wait(3).ok());
+}
+
+TEST(RunCollectives, EndsWhatIsInFlight) {
+  auto ranks = LocalCommunicators(2);
+  {
+    std::vector<float> data(8);
+    RunCollectives run(*ranks[0], seconds(60));
+    ASSERT_TRUE(run.Start(3, Collective::AllReduce(DType::kFloat32, data.data(), 8)).ok());
+    EXPECT_EQ(run.Wait(4).code(), StatusCode::kInternal);
+  }
+  float other = 0;
+  EXPECT_EQ(ranks[1]->Start(Collective::AllReduce(DType::kFloat32, &other, 1)).status().code(),
+            StatusCode::kRankFailure);
+}
+
+// A run that has waited for all of its collectives leaves the communicator to the next one.
+TEST(RunCollectives, ARunThatIsDoneEndsNothing) {
+  RunRanks(2, [](Communicator& c) {
+    for (int step = 0; step < 3; ++step) {
+      std::vector<float> data = {1};
+      RunCollectives run(c, seconds(60));
+      ASSERT_TRUE(run.Start(0, SumOf(data)).ok());
+      ASSERT_TRUE(run.Wait(0).ok()) << step;
+      EXPECT_THAT(data, ElementsAre(2));
+    }
+  });
+}
+
+// At the start or at the wait: the others learn it, and nothing is in flight any more.
+TEST(RunCollectives, AFailureEndsTheCommunicator) {
+  enum class At { kStart, kWait, kRun };
+  for (const At at : {At::kStart, At::kWait, At::kRun}) {
+    const auto ranks = LocalCommunicators(2);
+    FaultyCommunicator faulty(*ranks[0]);
+    std::vector<float> first = {1}, second = {2}, other = {3};
+    RunCollectives run(faulty, seconds(60));
+    ASSERT_TRUE(run.Start(1, SumOf(first)).ok());
+    if (at == At::kWait) {
+      ASSERT_TRUE(run.Start(2, SumOf(second)).ok());
+    }
+    faulty.At(0, [](const Collective&) { return ProviderFailure("planted"); });
+    const Status failed = at == At::kStart  ? run.Start(2, SumOf(second))
+                          : at == At::kWait ? run.Wait(2)
+                                            : run.Run(SumOf(second));
+    EXPECT_EQ(failed.ToString(), "PROVIDER_FAILURE: planted");
+    EXPECT_EQ(run.Wait(1).code(), StatusCode::kInternal);
+    const Status others = ranks[1]->Start(SumOf(other)).status();
+    EXPECT_EQ(others.code(), StatusCode::kRankFailure);
+    EXPECT_THAT(others.message(), HasSubstr("planted"));
+  }
+}
+
+TEST(RunCollectives, AWaitEndsAtItsTimeout) {
+  const auto ranks = LocalCommunicators(2);  // the other one never comes
+  std::vector<float> data = {1};
+  for (const bool at_once : {false, true}) {
+    RunCollectives run(*ranks[0], milliseconds(1));
+    const Status started = at_once ? Status() : run.Start(0, SumOf(data));
+    ASSERT_TRUE(started.ok());
+    EXPECT_EQ((at_once ? run.Run(SumOf(data)) : run.Wait(0)).code(), StatusCode::kRankFailure);
+  }
+}
+
+TEST(RunCollectives, RanksAgreeOnFlagAndSum) {
+  for (const int raised : {-1, 0, 2}) {  // the rank whose flag is up; -1: none
+    RunRanks(3, [raised](Communicator& c) {
+      auto flag = std::make_shared<std::atomic<bool>>(c.rank() == raised);
+      RunCollectives run(c, seconds(60), c.rank() == 1 ? nullptr : flag);
+      EXPECT_FALSE(run.agreed());
+      run.Share(0.5 + c.rank());
+      ASSERT_TRUE(run.Agree().ok());
+      EXPECT_TRUE(run.agreed());
+      EXPECT_EQ(run.flag_raised(), raised >= 0);
+      EXPECT_EQ(run.shared_sum(), 4.5);  // 0.5 + 1.5 + 2.5
+      flag->store(false);
+      ASSERT_TRUE(run.Agree().ok());  // anew
+      EXPECT_FALSE(run.flag_raised());
+      EXPECT_EQ(run.shared_sum(), 4.5);
+    });
+  }
+}
+
+TEST(RunCollectives, NothingIsAgreedWithoutAllRanks) {
+  const auto ranks = LocalCommunicators(2);
+  RunCollectives run(*ranks[0], milliseconds(1));
+  run.Share(1);
+  EXPECT_EQ(run.Agree().code(), StatusCode::kRankFailure);
+  EXPECT_FALSE(run.agreed());
+  EXPECT_EQ(run.shared_sum(), 0);
+  std::vector<float> data = {1};
+  EXPECT_EQ(ranks[1]->Start(SumOf(data)).status().code(), StatusCode::kRankFailure);
+}
+
+}  // namespace
+}  // namespace caesura::testing
