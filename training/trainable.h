@@ -17,8 +17,8 @@ struct TrainableOptions {
   // rank >= 1 that a gradient reaches as a weight (scales of quantization and of Resize are none),
   // that is no running statistic and that the model does not mark as a buffer (MarkedBuffers,
   // core/load/model_reader.h).
-  std::vector<std::string> trainable;
-  std::vector<std::string> frozen;  // taken out of the above
+  std::vector<std::string> trainable = {};
+  std::vector<std::string> frozen = {};  // taken out of the above
   // Floating Constant nodes of rank >= 1 that gradients reach become initializers, named as the
   // nodes' outputs, and are trained like the others: exporters write weights there, too, and tables
   // that `frozen` may name.

@@ -130,3 +130,44 @@ def test_comments_have_subjects():
             goes_on = comment is not None
     assert len(headless) <= 2, "\n".join(headless)
     assert len(words) <= 4, "\n".join(words)
+
+
+# Public headers without a test source of their name, and where their promises are tested.
+TESTED_ELSEWHERE = {
+    "core/base/status_macros.h": "tests/core/base/status_test.cc",
+    "core/cuda/cuda_options.h": "tests/core/providers/cuda/cuda_provider_test.cc",
+    "core/distributed/mpi_communicator.h": "tests/core/distributed/mpi_ranks.cc",  # a program for mpirun
+    "core/execute/execution_observer.h": "tests/core/profile/observers_test.cc",
+    "core/graph/gradient_hook.h": "tests/training/custom_op_training_test.cc",
+    "core/kernels/kernel.h": "tests/core/kernels/kernel_registry_test.cc",
+    "core/plan/plan_data.h": "tests/core/plan/execution_plan_test.cc",
+    "core/plan/plan_options.h": "tests/core/plan/execution_plan_test.cc",
+    "core/plugin/caesura_op.h": "tests/core/plugin/test_ops.c",  # a plug-in, which plugin_op_test.cc loads
+    "core/plugin/caesura_op.hpp": "tests/core/plugin/test_ops_cpp17.cc",
+    "core/plugin/caesura_plugin.h": "tests/core/plugin/plugin_library_test.cc",
+    "core/plugin/caesura_provider.h": "tests/core/plugin/test_provider.c",
+    "core/providers/cpu_provider.h": "tests/core/session/session_test.cc",
+    "core/providers/execution_provider.h": "tests/core/providers/counting_provider_test.cc",
+    "torch_bridge/c10d_communicator.h": "tests/torch_bridge/rank_checks.cc",  # for ranks in tests/python/ranks
+    "torch_bridge/torch_stream.h": "tests/torch_bridge/cuda_torch_module_test.cc",
+    "training/parameter_shard.h": "tests/training/training_session_shards_test.cc",
+}
+
+
+def test_tests_are_found_by_name():
+    """Each pass, family of kernels and public header has a test source of its name."""
+    wanted = {}
+    for header in (ROOT / "cmake/public_headers.txt").read_text().split("\n"):
+        if header and not header.startswith("#"):
+            wanted[header] = [TESTED_ELSEWHERE.get(header, f"tests/{header.rpartition('.')[0]}_test.cc")]
+    for path in sources():
+        folder, _, name = path.rpartition("/")
+        if name.endswith(".cc") and not path.startswith("tests/") and ": public Pass {" in (ROOT / path).read_text():
+            wanted[path] = [f"tests/{folder}/{name[:-3]}_test.cc"]
+        if name == "kernel_list.h" and not folder.endswith(("/cpu", "/cuda")):
+            family = folder.rpartition("/")[2]
+            wanted[folder] = ([f"tests/training/kernels/{family}_grad_test.cc", f"tests/training/kernels/{family}_test.cc"]
+                              if folder.startswith("training/") else [f"tests/core/kernels/{family}_test.cc"])
+    missing = [f"{path}: no {' or '.join(tests)}" for path, tests in wanted.items()
+               if not any((ROOT / test).exists() for test in tests)]
+    assert not missing, "\n".join(missing)

@@ -194,9 +194,9 @@ using Optimizer = std::variant<Sgd, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, 
 // that matches a parameter takes it, the rest form a group with the optimizer's own coefficients.
 struct ParameterGroup {
   std::vector<std::string> names;
-  double learning_rate_scale = 1;      // times the schedule's learning rate
-  std::optional<double> weight_decay;  // in place of the optimizer's
-  std::optional<Optimizer> optimizer;  // in place of the step's, but for the learning rate
+  double learning_rate_scale = 1;           // times the schedule's learning rate
+  std::optional<double> weight_decay = {};  // in place of the optimizer's
+  std::optional<Optimizer> optimizer = {};  // in place of the step's, but for the learning rate
 };
 
 // A tensor that an optimizer keeps for each parameter.

@@ -162,38 +162,5 @@ TEST(ShapeInferenceTest, IsRoughlyLinear) {
       << "ten times the nodes; a loaded machine is allowed for";
 }
 
-TEST(OpSchemaTest, FactsOfOnnxOps) {
-  const OpSchema* gemm = FindOpSchema("Gemm", "");
-  ASSERT_NE(gemm, nullptr);
-  EXPECT_EQ(gemm->since_version, 13);
-  EXPECT_EQ(gemm->inputs[2].name, "C");
-  EXPECT_TRUE(gemm->inputs[2].is_optional);
-  EXPECT_EQ(gemm->inputs[0].differentiability, OpSchema::Differentiability::kDifferentiable);
-  EXPECT_EQ(std::get<float>(*gemm->attribute("alpha")->default_value), 1.0f);
-  EXPECT_TRUE(gemm->inputs[0].dtypes.Contains(DType::kBFloat16));
-  EXPECT_FALSE(gemm->has_function);
-  EXPECT_TRUE(FindOpSchema("LayerNormalization", "")->has_function);
-  EXPECT_EQ(FindOpSchema("Gemm", "", 8)->since_version, 7);
-  EXPECT_EQ(FindOpSchema("NoSuchOp", ""), nullptr);
-  EXPECT_EQ(SinceVersion("Relu", "", 13), 13);
-  EXPECT_EQ(SinceVersion("Relu", "", 5), 1);
-  EXPECT_EQ(LatestOpset(""), 28);
-  EXPECT_EQ(LatestOpset("no.such.domain"), 0);
-  EXPECT_EQ(FindOpSchema("Dropout", "")->determinism, OpSchema::Determinism::kNonDeterministic);
-  EXPECT_GT(AllOpSchemas().size(), 200u);
-}
-
-TEST(OpSchemaTest, RegistrationIsGuarded) {
-  OpSchemaSpec spec;
-  spec.op_type = "Relu";
-  spec.domain = "";
-  EXPECT_EQ(RegisterOpSchemas({spec}).code(), StatusCode::kInvalidArgument);
-  spec.op_type = "GuardedTestOp";
-  spec.domain = "test.inference";
-  EXPECT_TRUE(RegisterOpSchemas({spec}).ok());
-  spec.max_inputs = 9;
-  EXPECT_EQ(RegisterOpSchemas({spec}).code(), StatusCode::kInvalidArgument);
-}
-
 }  // namespace
 }  // namespace caesura
