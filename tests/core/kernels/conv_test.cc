@@ -151,7 +151,7 @@ std::vector<double> RunConv(const std::string& op, std::vector<RuntimeValue> inp
 
 void ExpectNear(const std::vector<double>& got, const std::vector<double>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
-  // Of float32: sums of at most 36 products of numbers up to 1.3.
+  // In float32, sums of at most 36 products of numbers up to 1.3 round so.
   for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-5) << i;
 }
 

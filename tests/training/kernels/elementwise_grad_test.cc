@@ -125,7 +125,7 @@ TEST(SoftmaxGrad, RefusesAxesAndShapesThatDoNotFit) {
   }
 }
 
-// What was dropped gets exactly nothing, even of infinity; a ratio of 1 drops all.
+// Dropped elements get exactly nothing, even of infinity; a ratio of 1 drops all.
 TEST(DropoutGrad, ScalesWhatWasKept) {
   const Tensor dy = Tensor::Of<double>({3}, {INFINITY, 4, -8}),
                mask = Tensor::Zeros(DType::kBool, {3});

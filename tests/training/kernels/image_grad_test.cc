@@ -20,7 +20,7 @@ TEST(ResizeGrad, OfTwoByHand) {
   ExpectInEveryFloat("ResizeGrad", inputs, {{"mode", Text("linear")}}, {{1 + 12 + 16, 4 + 48 + 4}});
 }
 
-// What is read has weights that sum to 1: no part of dY is lost or made.
+// The weights of a read sum to 1: no part of dY is lost or made.
 TEST(ResizeGrad, KeepsTheSum) {
   for (const char* mode : {"nearest", "linear", "cubic"}) {
     for (const char* coordinates : {"half_pixel", "align_corners", "asymmetric"}) {

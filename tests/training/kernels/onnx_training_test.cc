@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Of ai.onnx.preview.training: a rate of 1/2, step T, tensors, their gradients and their states.
+// A node of ai.onnx.preview.training: a rate of 1/2, step T, tensors, their gradients and states.
 Result<std::vector<RuntimeValue>> OnnxStep(const char* op, int64_t step,
                                            std::vector<RuntimeValue> tensors,
                                            AttributeMap attributes, int outputs) {

@@ -104,7 +104,7 @@ TEST(ReduceProdGrad, OfNothing) {
               HasSubstr("dY: expected float64[1, 1], got float64[1, 2]"));
 }
 
-// Of (a, b, c, d) = (2, 0, 3, 5), e.g. Y = (a, ab, abc, abcd): what b gets is a (1 + c + cd).
+// (a, b, c, d) = (2, 0, 3, 5), so Y = (a, ab, abc, abcd), and b gets a (1 + c + cd).
 TEST(CumProdGrad, OfAZeroFromEitherEnd) {
   const Tensor x = Tensor::Of<double>({4}, {2, 0, 3, 5}),
                dy = Tensor::Of<double>({4}, {1, 8, 64, 2}), axis = Tensor::Scalar<int64_t>(0);
