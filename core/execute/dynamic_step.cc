@@ -76,6 +76,13 @@ Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const Step& s
         return InvalidModel(
             "updates in place what is no parameter, or what a later node still reads");
       }
+      // The undo log goes by the phase (core/plan/parameter_writes.h).
+      if (buffer.kind == PlannedBuffer::Kind::kParameter &&
+          step.node->phase() != Phase::kOptimizer) {
+        return InvalidModel(
+            "updates a parameter at run time, but is no node of the optimizer, so that a failed "
+            "run would not be undone");
+      }
       state.SetDynamic(id, inputs[found->input]);
       continue;
     }

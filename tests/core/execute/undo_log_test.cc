@@ -14,6 +14,7 @@ namespace caesura::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Parameters w and v are updated, w twice; u is only read.
 constexpr char kUpdates[] = R"((float[2] x) => (float[2] y)
@@ -102,6 +103,39 @@ TEST(UndoLog, IsNeededWhereARunMayFailAfterItsFirstUpdate) {
   const auto graph = GraphOf(after_a_body);
   const auto plan = PlanOf(graph, feeds, {.parameters = {graph->FindValue("w")}}, CpuWithUpdates());
   EXPECT_TRUE(UndoLog(*plan, UndoScope::kSteps, false).needed());
+}
+
+// An update whose sizes are known only at run time is kept, too. It must be of the optimizer: by
+// that it is known before it runs.
+TEST(UndoLog, KeepsUpdatesThatAreSizedAtRunTime) {
+  for (const Phase phase : {Phase::kForward, Phase::kOptimizer}) {
+    const auto graph = GraphOf(R"((float[2] x) => (float[2] y)
+        <float[2] w = {10, 20}, float zero = {0}> {
+      c = Greater (x, zero)
+      g = Compress <axis = 0> (x, c)
+      w_now = test.Accumulate (w, g)
+      y = Neg (x)
+    })");
+    graph->nodes()[2]->set_phase(phase);
+    Value* w = graph->FindValue("w");
+    ParameterSet parameters;
+    parameters.Add("w", graph->Initializer(w)->Clone().value());
+    graph->SetInitializer(w, parameters.tensor(0));
+    const Values feeds = {Floats(Shape{2}, {1, 2})};
+    const auto plan = PlanOf(graph, feeds, {.parameters = {w}}, CpuWithUpdates());
+    UndoLog log(*plan, UndoScope::kAll, false);
+    ExecutionState state(plan);
+    ASSERT_TRUE(state.Start(feeds, {.parameters = &parameters, .undo = &log}).ok());
+    const auto outcome = PartialExecutor::Run(state, 3);
+    if (phase == Phase::kForward) {
+      EXPECT_THAT(outcome.status().message(), HasSubstr("is no node of the optimizer"));
+    } else {
+      EXPECT_EQ(*outcome, RunOutcome::kStopped);
+      EXPECT_THAT(parameters.tensor(0).ToVector<float>(), ElementsAre(11, 22));
+      EXPECT_TRUE(log.Undo(state));
+    }
+    EXPECT_THAT(parameters.tensor(0).ToVector<float>(), ElementsAre(10, 20));
+  }
 }
 
 // The scope says which failures count: a caller's is one after the last step that may fail.
