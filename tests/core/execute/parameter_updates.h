@@ -17,7 +17,8 @@ inline constexpr char kUpdatesAtTheEnd[] = R"((float[2] x) => (float[2] y)
 
 // A graph with its parameters, on the host or on the first provider's device.
 struct Updates {
-  Updates(const std::string& body, ProviderList providers) : graph(GraphOf(body)) {
+  Updates(const std::string& body, ProviderList providers)
+      : first(providers[0]), graph(GraphOf(body)) {
     PlanOptions options;
     for (const char* name : {"w", "v", "u"}) {
       Value* value = graph->FindValue(name);
@@ -31,9 +32,13 @@ struct Updates {
     plan = PlanOf(graph, feeds, options, std::move(providers));
   }
   std::vector<float> operator[](int parameter) const {
-    return parameters.tensor(parameter).ToVector<float>();
+    const Tensor& there = parameters.tensor(parameter);
+    const Tensor here = Tensor::Zeros(there.dtype(), there.shape());
+    EXPECT_TRUE(first->Copy(CopyKind::kToHost, here.raw(), there.raw(), there.bytes()).ok());
+    return here.ToVector<float>();
   }
 
+  const std::shared_ptr<const ExecutionProvider> first;
   std::shared_ptr<Graph> graph;
   const Values feeds = {Floats(Shape{2}, {1, 2})};
   ParameterSet parameters;
