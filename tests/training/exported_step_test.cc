@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is read of an exported step, and how a damaged one is refused. Folders that Python has
+// An exported step's options are read, and a damaged one is refused. Folders that Python has
 // written are opened in tests/python.
 #include "training/exported_step.h"
 

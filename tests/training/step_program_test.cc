@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step's graph takes, hands out and writes for each of its options. The numbers are checked
-// where sessions run such programs.
+// A step's graph by its options: what it takes, hands out and writes. The numbers are checked where
+// sessions run such programs.
 #include "training/step_program.h"
 
 #include <gmock/gmock.h>

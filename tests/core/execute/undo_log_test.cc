@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run overwrites comes back when the run fails or is given up; nothing is kept where it can
-// do neither. Updates that wait at a gate are in undo_log_gate_test.cc.
+// Overwritten parameters come back when a run fails or is given up; nothing is kept where it can do
+// neither. Updates that wait at a gate are in undo_log_gate_test.cc.
 #include "core/execute/undo_log.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What became of the parameters when a run of a PreparedGraph has ended (ParameterEffect).
+// ParameterEffect: the state of the parameters when a run of a PreparedGraph has ended.
 // Programs, which decide whether a run has a log, are in program_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
