@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schemas that one session is given: found by version, known to its graphs alone.
+// OpSchemaSet: the schemas of one session. They are found by version, and only in its graphs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

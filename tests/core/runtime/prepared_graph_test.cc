@@ -87,7 +87,7 @@ TEST(PreparedGraph, PassesRunBeforeItIsPlanned) {
   }
 }
 
-// Plans of a signature, and what depends on parameters alone.
+// It keeps a plan for each signature, and values that depend on nothing but parameters.
 TEST(PreparedGraph, KeepsPlansAndValuesFromRunToRun) {
   auto provider = std::make_shared<FailingProvider>(Tiny()[0]);
   auto graph =

@@ -11,7 +11,7 @@
 namespace caesura {
 namespace {
 
-// Destroys `a` [n, n]. NaN anywhere gives NaN, of a singular matrix, too.
+// Destroys `a` [n, n]. A pivot that is NaN gives NaN, beside a pivot of 0, too.
 template <typename T>
 T Determinant(T* a, int64_t n) {
   T det = 1;
