@@ -56,11 +56,6 @@ ctest_in() {
     --output-on-failure --no-tests=ignore --output-junit "$out/ctest.xml" "$@"
 }
 
-# As on an older machine: kernels that the wide ones here stand in for.
-capped() {
-  CAESURA_MAX_ISA=$1 ctest_in "$build" -R '^caesura_tests$'
-}
-
 # python_tests REPORT PATH...: a test that hangs for ten minutes ends its process, with the stacks of all threads.
 python_tests() {
   local report=$out/$1 rc=0
@@ -107,22 +102,18 @@ sanitized() {
     cmake --build "$folder" --target "$@" -- -k 0
 }
 
-# The stand-ins for CUDA's libraries (tests/cuda) under sanitizers; without, they are among the C++ tests.
-cuda_instruments() {
-  if ! grep -q '^CUDA_HEADERS_DIR:PATH=.' "$build/CMakeCache.txt"; then
-    echo "skipped: CUDA's headers are not there"
-    return 0
-  fi
-  grep -q '^CUDA_LIBRARIES_DIR:PATH=.' "$build/CMakeCache.txt" ||
-    echo "skipped: the stand-in for cuBLASLt, which needs cmake/setup.sh --cuda"
-    address_sanitizer caesura_cuda_tests
+# The given test programs, with their parts for CUDA and with the leak check.
+address_sanitizer() {
+  sanitized build-asan address,undefined "$@" &&
+    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+      ctest_in build-asan -R "^($(IFS='|'; echo "$*"))(_cuda_[0-9])?\$"
 }
 
-# The given test program, with its part for CUDA and with the leak check.
-address_sanitizer() {
-  sanitized build-asan address,undefined "$1" &&
-    ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-      ctest_in build-asan -R "^$1(_cuda_[0-9])?\$"
+# Reads what comes from outside, and the stand-ins for CUDA's libraries (tests/cuda), where CUDA's headers are.
+input_sanitizer() {
+  local tests=(input_tests)
+  ! grep -q '^CUDA_HEADERS_DIR:PATH=.' "$build/CMakeCache.txt" || tests+=(caesura_cuda_tests)
+  address_sanitizer "${tests[@]}"
 }
 
 # Each fuzz target on its seeds and on a fixed number of changed ones (tests/fuzz/README.md).
@@ -212,13 +203,11 @@ PY
 
 if stage "set-up" set_up; then
   set +u; . "$build/activate"; set -u
-  stage "build" build_in "$build"
+  stage "build" build_in "$build" -DCAESURA_ASSERTS=ON
   stage "C++ tests" ctest_in "$build"
-  stage "C++ tests, at most AVX2" capped x86-64-v3
   stage "Python tests" python_in_parts
   stage "ThreadSanitizer" thread_sanitizer
-  stage "AddressSanitizer, UBSan: input" address_sanitizer input_tests
-  stage "CUDA instruments" cuda_instruments
+  stage "AddressSanitizer, UBSan: input" input_sanitizer
   if [[ -n ${CAESURA_LONG:-} ]]; then
     stage "AddressSanitizer, UBSan: all" address_sanitizer caesura_tests
     stage "AddressSanitizer, UBSan: bridge" address_sanitizer caesura_torch_tests
