@@ -13,7 +13,7 @@ namespace caesura {
 class Replacements {
  public:
   void Replace(Value* from, Value* to);
-  // REQUIRES: called before the values that were replaced are removed.
+  // The values that were replaced must still be there: they are told by their addresses.
   void Finish(Graph& graph) const;
 
  private:

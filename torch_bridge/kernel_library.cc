@@ -3,6 +3,8 @@
 
 #include <torch/headeronly/version.h>
 
+#include <atomic>
+#include <cassert>
 #include <cstring>
 
 #include "torch_bridge/aten_op.h"
@@ -10,6 +12,12 @@
 #include "torch_bridge/captured_call.h"
 #include "torch_bridge/torch_provider.h"
 #include "torch_bridge/torch_stream.h"
+
+namespace {
+
+std::atomic<bool> is_accepted = false;  // the PyTorch that is there
+
+}  // namespace
 
 extern "C" const char* CaesuraTorchKernels(const char* torch_version,
                                            caesura::KernelRegistry* registry) {
@@ -22,25 +30,30 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version,
   }
   caesura::torch::RegisterAtenKernels(*registry);
   caesura::torch::RegisterCapturedCalls();
+  is_accepted = true;
   return nullptr;
 }
 
 extern "C" caesura::Result<std::shared_ptr<const caesura::ExecutionProvider>> CaesuraTorchProvider(
     const std::string& device, const std::function<void(caesura::KernelRegistry&)>& more) {
+  assert(is_accepted);
   if (!device.empty()) return caesura::torch::MakeTorchDeviceProvider(device);
   return caesura::torch::MakeTorchProvider(more);
 }
 
 extern "C" caesura::Result<std::unique_ptr<caesura::Communicator>> CaesuraTorchCommunicator(
     const std::string& group_name) {
+  assert(is_accepted);
   return caesura::torch::C10dCommunicator(group_name);
 }
 
 extern "C" caesura::Result<void*> CaesuraTorchStream(caesura::Device device) {
+  assert(is_accepted);
   return caesura::torch::CurrentTorchStream(device);
 }
 
 extern "C" caesura::Result<std::shared_ptr<void>> CaesuraTorchMemory(caesura::Device device,
                                                                      size_t bytes) {
+  assert(is_accepted);
   return caesura::torch::AllocateByTorch(device, bytes);
 }

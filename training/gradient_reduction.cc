@@ -2,6 +2,7 @@
 #include "training/gradient_reduction.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <deque>
 #include <map>
@@ -20,8 +21,12 @@ namespace {
 constexpr ptrdiff_t kUnderWay = 2;
 
 int64_t BytesOf(const Value& value) {
+  assert(value.type().is_tensor() && value.type().shape);
   int64_t bytes = static_cast<int64_t>(DTypeSize(value.dtype()));
-  for (const Dim& dim : *value.type().shape) bytes *= dim.value;
+  for (const Dim& dim : *value.type().shape) {
+    assert(dim.known());
+    bytes *= dim.value;
+  }
   return bytes;
 }
 
@@ -101,6 +106,7 @@ std::vector<std::vector<Value**>> CollectiveWriter::BucketsByDType(
 }
 
 void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+  for (Value* const* value : values) assert(IsDifferentiable((*value)->dtype()));
   for (const auto& bucket : BucketsByDType(values, bucket_bytes)) Exchange("all_reduce", bucket);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/loss.h"
 
+#include <cassert>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -150,6 +151,7 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
 }
 
 Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value) {
+  assert(value.graph() == &graph);
   if (value.dtype() != DType::kFloat32 && value.dtype() != DType::kFloat64) {
     return InvalidArgument(
         std::string("mean over tokens: expected a loss of float32 or float64, got ") +

@@ -46,8 +46,8 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss);
 
 // The number of elements that the loss is the mean of, as a scalar of the loss's dtype: of cross
 // entropy the targets that do not have the ignored class. kInvalidArgument for a loss of the
-// model's own that is no mean cross entropy, and for half types, which cannot count. REQUIRES:
-// `value` is AddLoss's, and the model's outputs are those of then.
+// model's own that is no mean cross entropy, and for half types, which cannot count. The
+// model's outputs must still be those of AddLoss. REQUIRES: `value` is AddLoss's, of this graph.
 Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value);
 
 }  // namespace caesura

@@ -138,8 +138,8 @@ struct StepProgram {
 // The graph's outputs of these names, in their order. Fails listing all names that are none.
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);
 
-// `with_update` false: the program of a micro-step that only accumulates. REQUIRES: the model's
-// types are inferred, and the pass of options.precision has run on it.
+// `with_update` false: the program of a micro-step that only accumulates. The model's types
+// must have been inferred, and the pass of options.precision must have run on it.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update);
 

@@ -30,7 +30,7 @@ struct TrainableOptions {
 // the model does not have, each with the nearest ones, and where no gradient reaches what is
 // selected, naming the nodes that stop it. Warns of what is selected and has no gradient, of
 // weights that cannot be trained where they are, and of FoldedInitializers
-// (core/load/model_reader.h). REQUIRES: the model's types are inferred.
+// (core/load/model_reader.h). The model's types must have been inferred.
 Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options,
                                                 const Loss* loss = nullptr);
 

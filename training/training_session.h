@@ -236,7 +236,7 @@ class TrainingSession {
   void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
-  // Gradients of the last step, in the order of the trained parameters. REQUIRES:
+  // Gradients of the last step, in the order of the trained parameters. None without
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training session whose optimizer state is divided among the ranks.
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <utility>
 
@@ -172,6 +173,7 @@ std::string TrainingSession::StateMisfits(const Checkpoint& checkpoint) const {
 }
 
 void TrainingSession::TakeState(const Checkpoint& checkpoint) {
+  assert(StateMisfits(checkpoint).empty());
   if (sharded()) state_rank_ = communicator()->rank();
   for (const ParameterShard& shard : shards_) {
     for (const std::string& state : shard.states) {

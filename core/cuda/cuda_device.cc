@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/cuda/cuda_device.h"
 
+#include <cassert>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -157,6 +158,11 @@ CudaDevice::~CudaDevice() {
   if (pool_ != nullptr) driver.cuMemPoolDestroy(pool_);
   if (owns_stream_) driver.cuStreamDestroy(stream_);
   driver.cuDevicePrimaryCtxRelease(handle_);
+}
+
+bool CudaDevice::IsCurrent() const {
+  CUcontext current = nullptr;
+  return libraries_->driver.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context_;
 }
 
 Status CudaDevice::MakeCurrent() const {
@@ -350,6 +356,7 @@ Result<bool> CudaDevice::CloseGate() {
 }
 
 Status CudaDevice::OpenGate(bool write) {
+  assert(gate_.owner == std::this_thread::get_id());
   if (write) {
     RETURN_IF_ERROR(MakeCurrent());
     RETURN_IF_CUDA_FAILS(cuMemcpyDtoHAsync, gate_.error,
@@ -449,12 +456,14 @@ Result<CUfunction> CudaDevice::Function(const std::string& source, const std::st
 
 Status CudaDevice::Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,
                           void** arguments) const {
+  assert(IsCurrent());
   RETURN_IF_CUDA_FAILS(cuLaunchKernel, function, grid, 1, 1, block, 1, 1, shared_bytes, stream_,
                        arguments, nullptr);
   return {};
 }
 
 Result<DnnPlan> CudaDevice::Plan(const DnnGraph& graph) const {
+  assert(dnn() != nullptr);
   RETURN_IF_ERROR(MakeCurrent());
   std::lock_guard<std::mutex> lock(cudnn_mutex_);
   return graph.Plan({*dnn(), cudnn_});

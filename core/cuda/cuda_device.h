@@ -106,6 +106,7 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status StartCudnn(bool is_wanted);
   Result<CUmodule> LoadModule(const std::string& source) const;
   void Free(void* data, size_t size);
+  bool IsCurrent() const;  // the context, in this thread
   Status TakeError() const;
   Status Told(unsigned error) const;
   unsigned* gate_cell() const { return counters() + kCounters; }

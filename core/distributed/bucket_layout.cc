@@ -2,6 +2,7 @@
 #include "core/distributed/bucket_layout.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "core/tensor/buffer.h"
@@ -15,6 +16,8 @@ int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit 
 
 BucketLayout::BucketLayout(std::vector<int64_t> elements, DType dtype, int ranks)
     : elements_(std::move(elements)), ranks_(ranks) {
+  assert(dtype != DType::kUndefined && dtype != DType::kString);
+  assert(!elements_.empty() && ranks > 0);
   const auto unit = static_cast<int64_t>(kBufferAlignment / DTypeSize(dtype));
   for (const int64_t count : elements_) {
     offsets_.push_back(padding_offset_);

@@ -2,6 +2,7 @@
 #include "core/distributed/local_communicator.h"
 
 #include <algorithm>
+#include <cassert>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -271,6 +272,7 @@ class LocalCommunicator : public Communicator {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int size) {
+  assert(size >= 1);
   const auto group = std::make_shared<Group>(size);
   std::vector<std::unique_ptr<Communicator>> all;
   for (int r = 0; r < size; ++r) all.push_back(std::make_unique<LocalCommunicator>(group, r));

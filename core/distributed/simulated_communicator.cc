@@ -2,6 +2,7 @@
 #include "core/distributed/simulated_communicator.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 namespace caesura {
 
 double CollectiveSeconds(const Collective& collective, int ranks, const Link& link) {
+  assert(link.bytes_per_second > 0);
   using Kind = Collective::Kind;
   if (ranks == 1) return 0;
   const double n = ranks;

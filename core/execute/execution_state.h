@@ -111,12 +111,12 @@ class ExecutionState : public KernelHost {
   std::vector<RuntimeValue> TakeFetches();
 
   // A second state at the same point, with a copy of all that a later step may read: for a second
-  // backward (retain_graph). Yielded values that were not taken are not copied. REQUIRES: kReady or
-  // kYielded.
+  // backward (retain_graph). Yielded values that were not taken are not copied. Fails with
+  // kInvalidArgument unless phase() is kReady or kYielded, as Capture and Relocate do.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
   // Gives what later steps read as data on the host (state_snapshot.h); tensors may be views of the
-  // state's memory, valid until it runs on. REQUIRES: kReady or kYielded.
+  // state's memory, valid until it runs on.
   Result<StateSnapshot> Capture() const;
   // Goes on where the snapshot was captured, in the place of a Start; seed, step and tag are the
   // snapshot's. `options.parameters` hold what the captured run's held. The plan is of the same
@@ -126,11 +126,11 @@ class ExecutionState : public KernelHost {
 
   // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else,
   // there and in the old place, with `poison`; forgets the addresses of what no later step reads.
-  // For tests that show that nothing reads dead bytes. REQUIRES: kReady or kYielded.
+  // For tests that show that nothing reads dead bytes.
   Status Relocate(uint8_t poison);
 
   // Copies the feeds, so that their owner may change them while the run waits.
-  // REQUIRES: kReady or kYielded.
+  // REQUIRES: phase() is kReady or kYielded.
   Status OwnFeeds();
   const std::vector<RuntimeValue>& feeds() const { return feeds_; }
 

@@ -20,9 +20,10 @@ enum class RunOutcome {
 // Runs plans. It has no state of its own.
 class PartialExecutor {
  public:
-  // REQUIRES: state.phase() == kReady. Stops before step `limit` if that comes first.
-  // On failure the state is kFailed; the error names op type, node, provider and, where known, the
-  // user's source. Thread safety: any number of states of one plan at the same time.
+  // Stops before step `limit` if that comes first. Fails with kInvalidArgument, and changes
+  // nothing, unless state.phase() is kReady. On any other failure the state is kFailed; the error
+  // names op type, node, provider and, where known, the user's source. Thread safety: any number of
+  // states of one plan at the same time.
   static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
 
  private:

@@ -116,6 +116,7 @@ void Graph::RemoveNodes(const std::unordered_set<const Node*>& nodes) {
     for (Graph* body : node->Subgraphs()) {
       std::unordered_set<const Node*> inner;
       for (const auto& n : body->nodes_) inner.insert(n.get());
+      body->ClearOutputs();
       body->RemoveNodes(inner);
     }
     for (Value* output : node->outputs_) {
@@ -123,6 +124,8 @@ void Graph::RemoveNodes(const std::unordered_set<const Node*>& nodes) {
     }
     node_names_.erase(node->name_);
   }
+  assert(std::all_of(gone.begin(), gone.end(), [](auto* v) { return v->uses().empty(); }));
+  assert(std::none_of(outputs_.begin(), outputs_.end(), [&](auto* v) { return gone.count(v); }));
   value_order_.erase(std::remove_if(value_order_.begin(), value_order_.end(),
                                     [&](Value* v) { return gone.count(v); }),
                      value_order_.end());
@@ -211,7 +214,10 @@ void Graph::Reorder(const std::vector<const Node*>& order) {
     owners[key] = std::move(node);
   }
   nodes_.clear();
-  for (const Node* node : order) nodes_.push_back(std::move(owners.at(node)));
+  for (const Node* node : order) {
+    nodes_.push_back(std::move(owners.at(node)));
+    assert(nodes_.back() != nullptr);
+  }
 }
 
 void Graph::ReplaceAllUses(Value* from, Value* to) {

@@ -84,10 +84,10 @@ class Graph {
   Node* CloneNode(const Node& node, std::vector<Value*> inputs, std::vector<Value*> outputs,
                   const std::string& name = "",
                   std::unordered_map<const Value*, Value*>* mapping = nullptr);
-  // REQUIRES: no output of it is used or is a graph output (graph_check.h finds those that are).
-  // Its output values are removed too.
+  // Removes a node and its output values (RemoveNodes).
   void RemoveNode(Node* node);
-  // The same for many nodes, in one sweep. They may read each other.
+  // The same for many nodes, in one sweep. They may read each other. REQUIRES: nothing else reads
+  // their outputs, which are no outputs of the graph.
   void RemoveNodes(const std::unordered_set<const Node*>& nodes);
   // Takes the outputs from a node that is about to be replaced, so that others can write the same
   // values (AddNode). The node stays, without outputs; the values have no producer until then.
@@ -99,8 +99,8 @@ class Graph {
   // Stable: keeps the list's order where the edges allow. Fails with kInvalidModel on a cycle,
   // naming a node on it.
   Status SortTopologically();
-  // Puts the nodes into this order. REQUIRES: all nodes of the graph, each once, in a topological
-  // order.
+  // Puts the nodes into this order, which a run needs to be a topological one. REQUIRES: all nodes
+  // of the graph, each once.
   void Reorder(const std::vector<const Node*>& order);
   // Every read of `from` (also as graph output, also in subgraphs) becomes a read of `to`.
   void ReplaceAllUses(Value* from, Value* to);

@@ -28,12 +28,12 @@ class GraphEdit {
   // Graph::AddFor, in front of `origin` or after it. Nodes in one place keep their order.
   Node* InsertBefore(const Node& origin, NodeSpec spec);
   Node* InsertAfter(const Node& origin, NodeSpec spec);
-  // The same, and `origin` goes. REQUIRES: its outputs were released, or are unread by then.
+  // InsertBefore and Remove.
   Node* Replace(const Node& origin, NodeSpec spec);
   // Puts `node` directly in front of `place`, or after it; the last call for a node counts.
   void MoveBefore(const Node& node, const Node& place);
   void MoveAfter(const Node& node, const Node& place);
-  // REQUIRES: at the end of the edit no node that stays reads its outputs.
+  // Graph::RemoveNodes at the end of the edit: by then nothing that stays reads the node's outputs.
   void Remove(const Node& node) { removed_.insert(&node); }
   bool IsRemoved(const Node& node) const { return removed_.count(&node) > 0; }
 

@@ -118,16 +118,18 @@ class Node {
   const std::vector<Value*>& inputs() const { return inputs_; }
   const std::vector<Value*>& outputs() const { return outputs_; }
   // The i-th input, or null when absent or out of range.
-  Value* input(int i) const { return i < static_cast<int>(inputs_.size()) ? inputs_[i] : nullptr; }
+  Value* input(int i) const {
+    return static_cast<size_t>(i) < inputs_.size() ? inputs_[i] : nullptr;
+  }
   Value* output(int i) const {
-    return i < static_cast<int>(outputs_.size()) ? outputs_[i] : nullptr;
+    return static_cast<size_t>(i) < outputs_.size() ? outputs_[i] : nullptr;
   }
   // Replaces an input (grows the list with absent ones as needed); keeps the uses of both values
   // right.
   void SetInput(int i, Value* value);
   // Drops inputs from index `count` on.
   void TruncateInputs(int count);
-  // Makes an output that was absent (grows the list as needed). REQUIRES: `value` is fresh.
+  // Makes an output that was absent (grows the list as needed). REQUIRES: `value` has no producer.
   void SetOutput(int i, Value* value);
 
   const AttributeMap& attributes() const { return attributes_; }

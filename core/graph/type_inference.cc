@@ -2,6 +2,7 @@
 #include "core/graph/type_inference.h"
 
 #include <algorithm>
+#include <cassert>
 #include <climits>
 #include <new>
 
@@ -255,6 +256,7 @@ const onnx::TensorShapeProto* TypeInference::DataOf(const Value* value) {
 }
 
 void TypeInference::ReserveSymbols(const Graph& graph) {
+  has_reserved_ |= graph.parent() == nullptr;
   for (const Value* value : graph.Values()) {
     if (!value->type().shape) continue;
     for (const Dim& dim : *value->type().shape) {
@@ -300,6 +302,7 @@ void TypeInference::Merge(Node& node, Value* output, const ValueType& found) {
 }
 
 void TypeInference::InferGraph(Graph& graph) {
+  assert(!make_symbols_ || has_reserved_);
   for (Value* input : graph.inputs()) {
     if (IsTooLarge(input->type())) {
       faults_.push_back("input '" + input->name() + "', a " + input->type().ToString() +

@@ -26,13 +26,13 @@ const onnx::OpSchema* OnnxSchema(const Node& node);
 
 class TypeInference {
  public:
-  // With symbols, dims that stay unknown get fresh ones. REQUIRES for that: ReserveSymbols on the
-  // top-level graph.
+  // With symbols, dims that stay unknown get fresh ones.
   explicit TypeInference(bool make_symbols) : make_symbols_(make_symbols) {}
 
   // Takes note of the symbols that the graph uses already.
   void ReserveSymbols(const Graph& graph);
-  // Infers all nodes in order. Faults are gathered (Verdict).
+  // Infers all nodes in order. Faults are gathered (Verdict). REQUIRES where symbols are made:
+  // ReserveSymbols took note of a top-level graph.
   void InferGraph(Graph& graph);
   void InferNode(Node& node);
   // Ok, or all faults so far.
@@ -61,6 +61,7 @@ class TypeInference {
   void Fault(const Node& node, const std::string& what);
 
   bool make_symbols_;
+  bool has_reserved_ = false;  // the symbols of a top-level graph
   int symbol_count_ = 0;
   std::unordered_set<std::string> symbols_;
   std::unordered_map<const Value*, onnx::TypeProto> types_;

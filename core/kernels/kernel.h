@@ -212,14 +212,14 @@ class KernelInfo {
   }
 
   int input_count() const { return static_cast<int>(inputs_.size()); }
-  bool HasInput(int i) const { return i < input_count() && inputs_[i].present; }
+  bool HasInput(int i) const { return InRange(i, inputs_) && inputs_[i].present; }
   const InputInfo& input(int i) const { return inputs_[i]; }
   bool IsTensor(int i) const { return HasInput(i) && inputs_[i].is_tensor; }
   // REQUIRES (both): IsTensor(i).
   DType InputDType(int i) const { return assert(IsTensor(i)), inputs_[i].dtype; }
   const Shape& InputShape(int i) const { return assert(IsTensor(i)), inputs_[i].shape; }
   // A declared host input, or a constant; null when absent or not known before the run.
-  const Tensor* InputValue(int i) const { return i < input_count() ? inputs_[i].value : nullptr; }
+  const Tensor* InputValue(int i) const { return InRange(i, inputs_) ? inputs_[i].value : nullptr; }
   // A host input of integers (any width) as int64; empty when absent.
   std::vector<int64_t> HostInts(int i) const {
     const Tensor* value = InputValue(i);
@@ -227,7 +227,7 @@ class KernelInfo {
   }
 
   int output_count() const { return static_cast<int>(outputs_.size()); }
-  bool HasOutput(int i) const { return i < output_count() && node_.outputs()[i] != nullptr; }
+  bool HasOutput(int i) const { return InRange(i, outputs_) && node_.output(i) != nullptr; }
   // The dtype that the graph gives an output (for ops that choose it: Cast, RandomNormal, ...).
   DType GraphOutputDType(int i) const { return node_.outputs()[i]->dtype(); }
 
@@ -237,12 +237,12 @@ class KernelInfo {
   // --- decisions ---
   // Ignored for absent outputs.
   void SetOutput(int i, DType dtype, Shape shape) {
-    if (i < output_count()) outputs_[i] = {OutputInfo::Kind::kPlanned, dtype, std::move(shape)};
+    if (InRange(i, outputs_)) outputs_[i] = {OutputInfo::Kind::kPlanned, dtype, std::move(shape)};
   }
   // The output's size, or its kind (a sequence), shows only at run time: the function calls
   // AllocateOutput or SetOutputValue.
   void SetOutputSizedInCompute(int i) {
-    if (i < output_count()) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
+    if (InRange(i, outputs_)) outputs_[i].kind = OutputInfo::Kind::kSizedInCompute;
   }
   // Books scratch memory for each call; returns the handle for KernelContext::Scratch. Contents are
   // undefined. On a device the first one begins at a multiple of kDeviceAlignment.
@@ -277,7 +277,7 @@ class KernelInfo {
   // Where output i is to be written. Dense but for KernelDef::strided_outputs.
   const Layout& OutputLayout(int i) const {
     static const Layout kDense;
-    return i < static_cast<int>(output_layouts_.size()) ? output_layouts_[i] : kDense;
+    return InRange(i, output_layouts_) ? output_layouts_[i] : kDense;
   }
   // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
   void SetInPlace(int input, int output) { aliases_.push_back(InPlace(input, output)); }
@@ -320,6 +320,11 @@ class KernelInfo {
   }
 
  private:
+  template <typename T>
+  static bool InRange(int i, const std::vector<T>& list) {
+    return static_cast<size_t>(i) < list.size();
+  }
+
   const Node& node_;
   std::vector<InputInfo> inputs_;
   std::vector<OutputInfo> outputs_;

@@ -62,7 +62,7 @@ class KernelContext {
     return static_cast<uint32_t>(i) < first_output_ ? static_cast<const T*>(addresses_[ids_[i]])
                                                     : nullptr;
   }
-  // Null for an absent output. REQUIRES: the factory called SetOutput for it.
+  // Null for an absent output. Undefined for one that the factory has not sized by SetOutput.
   template <typename T>
   T* Output(int i) const {
     return static_cast<T*>(addresses_[ids_[first_output_ + i]]);

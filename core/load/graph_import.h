@@ -32,7 +32,7 @@ class GraphImporter {
   GraphImporter(Limits limits, const std::vector<Tensor>* tensors)
       : limits_(limits), tensors_(tensors) {}
 
-  // REQUIRES: the functions outlive the importer.
+  // The importer keeps the function's address, which must stay valid as long as it imports.
   void AddFunction(const onnx::FunctionProto& function);
   // A top-level graph. `initializers_are_inputs`: of IR versions below 4, where every initializer
   // had to be listed as an input; such inputs are dropped.

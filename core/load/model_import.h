@@ -20,8 +20,8 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options,
 // Everything that can be wrong with a model before its tensors are looked at: names, order,
 // versions, op types, attributes. All faults of a kind are listed in one message.
 Status CheckModelProto(const onnx::ModelProto& model, const ReadOptions& options);
-// onnx's own checker. REQUIRES: tensors are placeholders (tensor_bank.h), CheckModelProto has
-// passed.
+// onnx's own checker, for what CheckModelProto leaves. It looks at tensors, too, of which it would
+// copy the bytes. REQUIRES: they are placeholders (tensor_bank.h).
 Status RunOnnxChecker(const onnx::ModelProto& model);
 
 }  // namespace caesura

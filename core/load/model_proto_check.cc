@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of a ModelProto before anything in it is used; also onnx's own checker.
+#include <algorithm>
+#include <cassert>
 #include <climits>
 #include <map>
 #include <new>
@@ -15,6 +17,7 @@
 #include "core/graph/op_schema.h"
 #include "core/load/graph_import.h"
 #include "core/load/model_import.h"
+#include "core/load/tensor_bank.h"
 #include "onnx/checker.h"
 
 namespace caesura {
@@ -411,6 +414,8 @@ Status CheckModelProto(const onnx::ModelProto& model, const ReadOptions& options
 }
 
 Status RunOnnxChecker(const onnx::ModelProto& model) {
+  assert(std::all_of(model.graph().initializer().begin(), model.graph().initializer().end(),
+                     [](const auto& tensor) { return BankIndex(tensor) >= 0; }));
   try {
     ArenaMessage<onnx::ModelProto> copy;
     *copy = model;  // small: tensors are placeholders

@@ -123,6 +123,7 @@ bool NodeRewrite::ReadsOutputsFrom(int i) const {
 
 void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs,
                           AttributeMap attributes, int output_count) {
+  assert(!ReadsOutputsFrom(output_count));
   std::vector<Value*> outputs = graph_.ReleaseOutputs(node_);
   outputs.resize(std::min(outputs.size(), static_cast<size_t>(output_count)));
   Add(op_type, std::move(inputs), std::move(outputs), std::move(attributes),

@@ -2,6 +2,7 @@
 #include "core/plugin/op_context.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 
 #include "core/base/status_macros.h"
@@ -141,6 +142,7 @@ Result<KernelFacts> KernelFacts::Of(const KernelInfo& info, const ExecutionProvi
     const OutputInfo& decided = info.outputs()[i];
     Argument& argument = facts.outputs.emplace_back();
     argument.present = info.HasOutput(i);
+    assert(!argument.present || decided.kind != OutputInfo::Kind::kUnset);
     if (!argument.present || decided.kind != OutputInfo::Kind::kPlanned) continue;
     argument.dtype = static_cast<int32_t>(decided.dtype);
     argument.dims = decided.shape.dims();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/profile/step_sizes.h"
 
+#include <cassert>
+
 namespace caesura {
 
 using Kind = PlannedBuffer::Kind;
@@ -25,6 +27,7 @@ size_t ValueBytes(const ExecutionState& state, uint32_t id) {
 
 StepSizes SizesOf(const ExecutionState& state, int index) {
   const ExecutionPlan& plan = state.plan();
+  assert(0 <= index && index < static_cast<int>(plan.steps().size()));
   const Step& step = plan.steps()[index];
   StepSizes sizes;
   for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {

@@ -21,7 +21,8 @@ size_t ValueBytes(const RuntimeValue& value);
 // The bytes of value `id` of the plan, whether they are planned or show only at run time.
 size_t ValueBytes(const ExecutionState& state, uint32_t id);
 
-// REQUIRES: the step has just run (what it read is not released yet).
+// To be called as soon as the step has run: what it read counts only until it is released.
+// REQUIRES: the plan has such a step.
 StepSizes SizesOf(const ExecutionState& state, int step);
 
 }  // namespace caesura

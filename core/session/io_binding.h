@@ -61,7 +61,7 @@ class IoBinding {
              // has succeeded
   };
 
-  // REQUIRES: the session outlives the binding.
+  // The binding keeps the session's address, so the session must live as long as it.
   explicit IoBinding(const Session& session);
 
   // Binding a name again replaces what was bound to it. All fail with kInvalidArgument, and leave

@@ -57,6 +57,7 @@ int MinCut::Push(int limit) {
 }
 
 int MinCut::Solve() {
+  assert(level_.empty());
   int flow = 0;
   while (FindLevels()) {
     next_.assign(edges_of_.size(), 0);

@@ -20,7 +20,8 @@ class MinCut {
   }
   void AddEdge(int from, int to, int capacity);
 
-  // The capacity of the cut. REQUIRES: every path has an edge that is not kUnlimited. Once.
+  // The capacity of the cut. REQUIRES: every path has an edge that is not kUnlimited; this is
+  // the first call.
   int Solve();
   // Among the cheapest cuts the one closest to the source: by vertex, whether it stands on the
   // source's side.

@@ -45,7 +45,7 @@ struct CopyCount {
   int to_host = 0, to_device = 0;
 };
 
-// REQUIRES: the graph stays unchanged.
+// The facts are those of the graph as it is when they are gathered: of no use once it is changed.
 class ShapeChains {
  public:
   // `device_inputs`: names of graph inputs that come on the device. `keep`: names of nodes that

@@ -171,3 +171,48 @@ def test_tests_are_found_by_name():
     missing = [f"{path}: no {' or '.join(tests)}" for path, tests in wanted.items()
                if not any((ROOT / test).exists() for test in tests)]
     assert not missing, "\n".join(missing)
+
+
+# Functions whose REQUIRES is checked in another one: that they call, or that implements them.
+CHECKED_IN = {
+    ("core/kernels/cpu/movement/strided_copy.h", "Run"): ("core/kernels/cpu/movement/strided_copy.cc", "RunTyped"),
+    ("core/load/model_writer.h", "WriteModel"): ("core/load/tensor_proto.cc", "TensorToFileBytes"),
+    ("core/providers/write_gate.h", "OpenGate"): ("core/cuda/cuda_device.cc", "OpenGate"),
+    ("training/gradient_reduction.h", "Buckets"): ("training/gradient_reduction.cc", "BytesOf"),
+    ("training/checkpoint.h", "SaveCheckpoint"): ("core/load/safetensors.cc", "WriteSafetensors"),
+    ("torch_bridge/kernel_library.h", "TorchProviderFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchProvider"),
+    ("torch_bridge/kernel_library.h", "TorchCommunicatorFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchCommunicator"),
+    ("torch_bridge/kernel_library.h", "TorchStreamFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchStream"),
+    ("torch_bridge/kernel_library.h", "TorchMemoryFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchMemory"),
+}
+
+
+def required(path):
+    """The names of the functions (or classes) of a header that have a REQUIRES, each with its declaration's paragraph."""
+    lines = (ROOT / path).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if "REQUIRES" not in line:
+            continue
+        start = next(i for i in range(number + 1, len(lines)) if not lines[i].lstrip().startswith(("//", "template")))
+        end = next(i for i in range(start, len(lines)) if not lines[i])
+        paragraph = "\n".join(lines[start:end])
+        yield re.search(r"(?:class|struct|using) (\w+)|(\w+|operator\W+)\(", paragraph), paragraph
+
+
+def test_what_is_required_is_asserted():
+    """Each REQUIRES of a header has an assert in the function, where that is defined."""
+    bodies, missing, count = {}, [], 0
+    for path in (p for p in sources() if p.endswith((".cc", ".h"))):
+        for body in re.split(r"\n(?=[^\s}#/)])", (ROOT / path).read_text()):
+            for name in re.findall(r"(\w+)\(", body.split("{")[0]):
+                bodies.setdefault(name, []).append((path, body))
+    for path in (p for p in sources() if p.endswith(".h") and not p.startswith("tests/")):
+        for match, paragraph in required(path):
+            count += 1
+            name = match[1] or match[2]
+            where, name = CHECKED_IN.get((path, name), (path.removesuffix("/" + path.rsplit("/", 1)[1]) + "/", name))
+            found = [body for source, body in bodies.get(name, []) if source.startswith(where)]
+            if "assert(" not in paragraph and not any("assert(" in body for body in found):
+                missing.append(f"{path}: {name}")
+    assert count > 50, "the REQUIRES of the headers were not found"
+    assert not missing, "\n".join(missing)

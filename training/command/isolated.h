@@ -11,8 +11,9 @@ namespace caesura::command {
 inline constexpr char kCrashed[] = "crashed";
 inline constexpr char kTimedOut[] = "timed out";
 
-// Returns the result of `work`, or kCrashed, or kTimedOut after `seconds`. REQUIRES: the caller has
-// started no thread (OpenMP's neither): the child would wait for it forever.
+// Returns the result of `work`, or kCrashed, or kTimedOut after `seconds`. The child is a
+// process with a copy of this thread only: work that waits for another thread of the caller's
+// (OpenMP's, too) ends as kTimedOut.
 std::string RunIsolated(const std::function<std::string()>& work, int seconds);
 
 }  // namespace caesura::command

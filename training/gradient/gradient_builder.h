@@ -53,11 +53,11 @@ struct GradientGraph {
   std::vector<Node*> nodes;         // the backward nodes, in order
 };
 
-// REQUIRES: types are inferred (at least the dtypes). Forward nodes may gain outputs (masks,
-// statistics) and may be replaced by their function bodies; values keep their names and identity.
-// On failure: kUnsupported names every node without a gradient, with op type and source, at once;
-// kInvalidArgument where ys, seeds or xs are no floating values of the graph. The graph is then
-// valid and computes what it did.
+// Types must have been inferred (at least the dtypes): rules go by them. Forward nodes may gain
+// outputs (masks, statistics) and may be replaced by their function bodies; values keep their names
+// and identity. On failure: kUnsupported names every node without a gradient, with op type and
+// source, at once; kInvalidArgument where ys, seeds or xs are no floating values of the graph. The
+// graph is then valid and computes what it did.
 Result<GradientGraph> BuildGradient(Graph& graph, const GradientOptions& options);
 
 }  // namespace caesura

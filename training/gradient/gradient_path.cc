@@ -2,6 +2,7 @@
 #include "training/gradient/gradient_path.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "core/graph/op_schema.h"
 #include "core/kernels/kernel.h"
@@ -64,10 +65,27 @@ std::vector<Value*> AllInputs(const Node& node) {
   return out;
 }
 
+namespace {
+
+[[maybe_unused]] bool IsTopological(const Graph& graph) {
+  std::unordered_set<const Node*> before;
+  for (const auto& node : graph.nodes()) {
+    for (const Value* input : AllInputs(*node)) {
+      if (input == nullptr || input->graph() != &graph || input->producer() == nullptr) continue;
+      if (!before.count(input->producer())) return false;
+    }
+    before.insert(node.get());
+  }
+  return true;
+}
+
+}  // namespace
+
 GradientPath::GradientPath(const Graph& graph, const std::vector<Value*>& xs,
                            const std::vector<Value*>& ys,
                            const std::unordered_set<const Value*>& stop, Inputs inputs)
     : inputs_(inputs), stop_(stop) {
+  assert(IsTopological(graph));
   SweepForward(graph, xs);
   SweepBackward(graph, ys);
 }

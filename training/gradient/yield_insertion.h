@@ -44,7 +44,7 @@ struct ModuleGraph {
 // is all zeros: where it is not added to a gradient from inside, which would broadcast it. An
 // output that is listed twice has two gradients, which add up. `names`: the outputs' names.
 //
-// REQUIRES: types are inferred. On failure the graph computes what it did.
+// Types must have been inferred (BuildGradient). On failure the graph computes what it did.
 Result<ModuleGraph> BuildModuleGraph(Graph& graph, const ModuleGraphOptions& options);
 
 // Inserts a yield that hands `values` out and takes them back (the same, or others of the same

@@ -23,15 +23,15 @@ struct GemmSpec {
   DType c_dtype = DType::kUndefined;  // of C and the addend: undefined for that of A, or float32
                                       // where A is of half
   int64_t m = 0, n = 0, k = 0;
-  MatrixStrides a, b, c;                             // REQUIRES: c.col == 1
+  MatrixStrides a, b, c;                             // c.col is 1
   int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // of the first elements
   // Batch dims, outermost first, and the strides of each matrix along them (0: shared).
   std::vector<int64_t> batch = {}, a_batch = {}, b_batch = {}, c_batch = {};
   double alpha = 1;
   bool accumulate = false;  // adds to C
-  bool bias = false;        // adds a row of n; REQUIRES: alpha == 1
+  bool bias = false;        // adds a row of n; alpha is 1
   bool addend = false;      // adds matrices that lie as C does, in other memory
-  bool packed_b = false;    // B is packed (PackDnnlWeights); REQUIRES: float32, and one B for all
+  bool packed_b = false;    // B is packed (PackDnnlWeights): float32, and one B for all
 };
 
 }  // namespace caesura

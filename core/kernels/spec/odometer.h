@@ -14,11 +14,12 @@ namespace caesura {
 // The most axes that a walk may have; factories refuse tensors beyond it.
 inline constexpr int kMaxWalkAxes = 32;
 
-// REQUIRES: every vector outlives the walk and has the size of `extents`, at most kMaxWalkAxes; no
-// extent is 0.
+// The walk reads the vectors where they are, which must stay there until its end.
 template <int N>
 class Odometer {
  public:
+  // REQUIRES: each vector of strides has the size of `extents`, at most kMaxWalkAxes; no extent is
+  // 0.
   Odometer(const std::vector<int64_t>& extents, std::array<const std::vector<int64_t>*, N> strides)
       : extents_(extents.data()), rank_(static_cast<int>(extents.size())) {
     assert(rank_ <= kMaxWalkAxes);
@@ -26,7 +27,10 @@ class Odometer {
       assert(strides[k]->size() == extents.size());
       strides_[k] = strides[k]->data();
     }
-    for (int a = 0; a < rank_; ++a) index_[a] = 0;
+    for (int a = 0; a < rank_; ++a) {
+      assert(extents_[a] > 0);
+      index_[a] = 0;
+    }
   }
 
   // Goes to the cell of the given row-major number.

@@ -2,6 +2,8 @@
 #include "core/kernels/spec/update_spec.h"
 
 #include <algorithm>
+#include <cassert>
+#include <iterator>
 
 #include "core/base/status_macros.h"
 
@@ -121,6 +123,8 @@ Result<UpdateSpec> UpdateSpec::Make(KernelInfo& info, int states,
 
 RuleChoice ChooseRule(const KernelInfo& info) {
   const std::string& op = info.node().op_type();
+  assert(op == "LambUpdate" ||
+         std::find(std::begin(kRuleOps), std::end(kRuleOps), op) != std::end(kRuleOps));
   const int64_t count = info.Attr<int64_t>("count", 0);
   const auto is_set = [&](const char* name) { return info.Attr<int64_t>(name, 0) != 0; };
   if (op == "SgdUpdate") {

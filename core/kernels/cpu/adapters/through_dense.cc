@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cpu/adapters/through_dense.h"
 
+#include <cassert>
+
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/adapters/inner_arguments.h"
 #include "core/kernels/cpu/movement/strided_copy.h"
@@ -62,6 +64,7 @@ Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
   RETURN_IF_ERROR(factory(inner));
   for (int i = 0; i < plan.outputs; ++i) {
     const OutputInfo& output = inner.outputs()[i];
+    assert(output.kind != OutputInfo::Kind::kSizedInCompute);
     if (output.kind == OutputInfo::Kind::kPlanned) info.SetOutput(i, output.dtype, output.shape);
   }
   plan.scratch = info.BookScratch(inner.scratch_bytes());

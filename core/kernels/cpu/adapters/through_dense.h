@@ -9,8 +9,7 @@
 namespace caesura {
 
 // Creates the kernel of `factory` for the node as if every input were dense. Refuses where an
-// output is to be written otherwise. REQUIRES: the factory reads no value of such an input and
-// sizes no output at run time.
+// output is to be written otherwise. REQUIRES: the factory sizes no output at run time.
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory);
 
 }  // namespace caesura

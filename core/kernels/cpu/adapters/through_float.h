@@ -9,8 +9,8 @@
 namespace caesura {
 
 // Creates the kernel of `factory` for the node as if every half-precision input were float32; each
-// float32 output becomes the half type, unless the attribute `dtype` asks for float32. REQUIRES:
-// the factory reads no value of such an input and sizes no output at run time.
+// float32 output becomes the half type, unless the attribute `dtype` asks for float32. The
+// factory finds no value of such an input. Refuses where it sizes an output at run time.
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory);
 
 // As a factory: `.types = {DType::kFloat16}, .create = ThroughFloat<CreateConv>`.

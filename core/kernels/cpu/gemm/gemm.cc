@@ -23,6 +23,14 @@ namespace {
 
 constexpr int64_t kShortSum = 192;  // terms that are summed up one after the other
 
+// True if all products of the batch have one B.
+[[maybe_unused]] bool SharesB(const GemmSpec& s) {
+  for (size_t d = 0; d < s.batch.size(); ++d) {
+    if (s.batch[d] > 1 && s.b_batch[d] != 0) return false;
+  }
+  return true;
+}
+
 // True if the plain loop (float32: gemm_tiles.h) beats a oneDNN call.
 bool IsSmall(const GemmSpec& s, int64_t multiply_adds) {
   const bool tiles = s.dtype == DType::kFloat32 && (s.b.col == 1 || s.a.col == 1 || s.m >= 8);
@@ -376,7 +384,7 @@ Status Gemm::MakeParts(KernelInfo& info, int threads, int64_t terms) {
 
 Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   assert(spec.c.col == 1 && (!spec.bias || spec.alpha == 1));
-  assert(!spec.packed_b || spec.dtype == DType::kFloat32);
+  assert(!spec.packed_b || (spec.dtype == DType::kFloat32 && SharesB(spec)));
   Simplify(spec);
   if (spec.c_dtype == DType::kUndefined) spec.c_dtype = spec.dtype;
   Gemm out;

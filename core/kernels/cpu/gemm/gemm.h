@@ -18,8 +18,9 @@ namespace caesura {
 class Gemm {
  public:
   Gemm() = default;
-  // REQUIRES: a numeric dtype. kDeclined where only a slow way is left (large float16; large
-  // bfloat16 on a chip without it): the kernel then runs through float32 (through_float.h).
+  // kDeclined for a dtype that is not of numbers, and where only a slow way is left (large float16;
+  // large bfloat16 on a chip without it): the kernel then runs through float32 (through_float.h).
+  // REQUIRES: what GemmSpec says of its members.
   static Result<Gemm> Create(KernelInfo& info, GemmSpec spec);
 
   Status Run(KernelContext& context, const void* a, const void* b, void* c,

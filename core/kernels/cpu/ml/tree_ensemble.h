@@ -44,8 +44,8 @@ struct TreeEnsemble {
 
   // That children, features, votes and targets exist, and that no path comes back to where it was.
   Status Check(int64_t features) const;
-  // Scores of one row. REQUIRES: Check(features) is ok. `scores` and `seen` have one entry a
-  // target.
+  // Scores of one row, for an ensemble that Check has passed; others are read out of bounds.
+  // REQUIRES: `scores` and `seen` have one entry a target.
   void Evaluate(const double* row, double* scores, std::vector<char>* seen) const;
 
  private:

@@ -22,6 +22,8 @@ bool IsIdentity(const AxisMap& map, int64_t dim) {
 MappedCopy MappedCopy::Make(const KernelInfo& info, DType dtype, const Shape& source,
                             std::vector<AxisMap> maps) {
   assert(static_cast<int>(maps.size()) == source.rank());
+  for (int a = 0; a < source.rank(); ++a)
+    assert(std::all_of(maps[a].begin(), maps[a].end(), [&](int64_t i) { return i < source[a]; }));
   MappedCopy out;
   out.threads_ = info.threads();
   const std::vector<int64_t> strides = source.Strides();

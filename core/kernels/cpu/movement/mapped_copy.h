@@ -20,7 +20,7 @@ inline constexpr int64_t kFillIndex = -1;
 // Thread safety: Run may be called from any thread at once.
 class MappedCopy {
  public:
-  // REQUIRES: one map an axis of `source`, with indices in range.
+  // REQUIRES: one map an axis of `source`, with indices below its extent (negative ones: the fill).
   static MappedCopy Make(const KernelInfo& info, DType dtype, const Shape& source,
                          std::vector<AxisMap> maps);
 

@@ -2,6 +2,7 @@
 #include "core/kernels/cpu/movement/strided_copy.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/simd/parallel.h"
@@ -108,6 +109,7 @@ void StridedCopy::RunTyped(const StridedCopy& self, const void* src, void* dst) 
   const T* from = static_cast<const T*>(src) + self.outer_.src_offset;
   T* to = static_cast<T*>(dst) + self.outer_.dst_offset;
   if (self.kind_ == Kind::kEmpty) return;
+  assert(from != to || (self.kind_ == Kind::kRows && self.cells_ == 1));
   if (self.kind_ == Kind::kTiles) {
     self.CopyTiles(from, to);
   } else if (self.kind_ == Kind::kRows && self.cells_ == 1) {

@@ -18,7 +18,8 @@ class StridedCopy {
   // Fails when the box still has too many axes after neighbours are merged.
   static Result<StridedCopy> Make(const KernelInfo& info, DType dtype, StridedBox box);
 
-  // REQUIRES: the memory does not overlap, unless both are the same contiguous layout.
+  // REQUIRES: the memory does not overlap, unless both are the same contiguous layout (asserted of
+  // the first elements).
   void Run(const void* src, void* dst) const { run_(*this, src, dst); }
 
  private:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/attention/attention_graph.h"
 
+#include <cassert>
+
 namespace caesura {
 namespace {
 
@@ -93,6 +95,7 @@ std::string WhyNoAttentionGraph(const AttentionSpec& s, DType dtype) {
 
 DnnGraph AttentionGraph(const cudnn::Functions& calls, const AttentionSpec& s, DType dtype,
                         bool lse) {
+  assert(WhyNoAttentionGraph(s, dtype).empty());
   Scribe w(calls, s, dtype);
   const Id q = w.Heads(s.q), k = w.Transposed(s.k), v = w.Heads(s.v), y = w.Heads(s.y);
   const Id product = w.Scores();

@@ -51,8 +51,8 @@ class RowScribe {
   void Declare(const Value* value, RowValue what, const std::string& from, const Tensor* contents);
   // The statement that stores the value at the address `to`, as that of Declare.
   std::string StoreTo(const std::string& to, const Value* value) const;
-  // False where the node, or its types, have no source: then nothing must be used. REQUIRES: what
-  // the node does along an axis it does along the last one.
+  // False where the node, or its types, have no source: then nothing must be used. Axes
+  // are not looked at: the source is that of a node that works along the last one.
   bool Add(const Node& node);
 
   const RowValue* Find(const Value* value) const;

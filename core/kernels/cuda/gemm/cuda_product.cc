@@ -2,6 +2,7 @@
 #include "core/kernels/cuda/gemm/cuda_product.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -91,6 +92,7 @@ extern "C" __global__ void widen(const T* bias, float* wide, i64 n) {
 
 Result<CudaProduct> CudaProduct::Create(KernelInfo& info, const CudaDevicePtr& device,
                                         GemmSpec spec) {
+  assert(spec.c.col == 1 && (!spec.bias || spec.alpha == 1) && !spec.packed_b);
   if (spec.c_dtype == DType::kUndefined) spec.c_dtype = spec.dtype;
   const bool empty = spec.m == 0 || spec.n == 0 || spec.k == 0 ||
                      std::count(spec.batch.begin(), spec.batch.end(), 0) > 0;

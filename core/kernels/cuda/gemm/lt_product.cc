@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/gemm/lt_product.h"
 
+#include <algorithm>
+#include <cassert>
+
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/kernels/cuda/movement/strided_walk.h"
@@ -143,6 +146,8 @@ std::vector<LtProduct::Place> LtProduct::PlacesOf(const GemmSpec& spec,
 }
 
 Result<LtProduct> LtProduct::Create(KernelInfo& info, const CudaDevicePtr& device, GemmSpec spec) {
+  assert(spec.m > 0 && spec.n > 0 && spec.k > 0 && spec.c_dtype != DType::kUndefined);
+  assert(std::count(spec.batch.begin(), spec.batch.end(), 0) == 0);
   const auto type = TypeOf(spec.dtype), c_type = TypeOf(spec.c_dtype);
   if (!type || !c_type) return info.Refuse("cuBLASLt has no product of this type");
   const auto a = AsOperand(spec.m, spec.k, spec.a), b = AsOperand(spec.k, spec.n, spec.b);

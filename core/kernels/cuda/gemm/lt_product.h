@@ -23,8 +23,8 @@ struct StridedWalk;
 class LtProduct {
  public:
   // kDeclined for other types than CudaProduct's, for matrices whose elements have a distance along
-  // both axes, and where cuBLASLt has no algorithm. REQUIRES: no extent is 0, c_dtype is set, and a
-  // bias has that type.
+  // both axes, and where cuBLASLt has no algorithm. A bias has C's type. REQUIRES: no extent
+  // is 0, and c_dtype is set.
   static Result<LtProduct> Create(KernelInfo& info, const CudaDevicePtr& device, GemmSpec spec);
 
   // As GemmSpec says; bias and addend are null where it has none.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/movement/strided_copy.h"
 
+#include <cassert>
+
 #include "core/kernels/cuda/movement/strided_walk.h"
 
 namespace caesura {
@@ -51,6 +53,7 @@ Result<CudaStridedCopy> CudaStridedCopy::Make(const KernelInfo& info, const Cuda
 
 Status CudaStridedCopy::Run(const void* from, void* to) const {
   if (elements_ == 0) return {};
+  assert(static_cast<const char*>(from) + from_ != static_cast<const char*>(to) + to_);
   CudaArguments arguments;
   int64_t vectors = vector_ > 1 ? elements_ / vector_ : 0;
   for (const char* pointer :

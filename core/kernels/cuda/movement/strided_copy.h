@@ -21,7 +21,7 @@ class CudaStridedCopy {
   static Result<CudaStridedCopy> Make(const KernelInfo& info, const CudaDevicePtr& device,
                                       size_t element_bytes, const StridedBox& box);
 
-  // REQUIRES: the memory does not overlap.
+  // REQUIRES: the memory does not overlap (asserted of the first elements).
   Status Run(const void* from, void* to) const;
 
  private:
