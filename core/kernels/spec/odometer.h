@@ -18,8 +18,7 @@ inline constexpr int kMaxWalkAxes = 32;
 template <int N>
 class Odometer {
  public:
-  // REQUIRES: each vector of strides has the size of `extents`, at most kMaxWalkAxes; no extent is
-  // 0.
+  // REQUIRES: each vector of strides has the size of `extents`, at most kMaxWalkAxes.
   Odometer(const std::vector<int64_t>& extents, std::array<const std::vector<int64_t>*, N> strides)
       : extents_(extents.data()), rank_(static_cast<int>(extents.size())) {
     assert(rank_ <= kMaxWalkAxes);
@@ -27,16 +26,14 @@ class Odometer {
       assert(strides[k]->size() == extents.size());
       strides_[k] = strides[k]->data();
     }
-    for (int a = 0; a < rank_; ++a) {
-      assert(extents_[a] > 0);
-      index_[a] = 0;
-    }
+    for (int a = 0; a < rank_; ++a) index_[a] = 0;
   }
 
-  // Goes to the cell of the given row-major number.
+  // Goes to the cell of the given row-major number. REQUIRES: no extent is 0.
   void Seek(int64_t cell) {
     offsets_.fill(0);
     for (int a = rank_ - 1; a >= 0; --a) {
+      assert(extents_[a] > 0);
       index_[a] = cell % extents_[a];
       cell /= extents_[a];
       for (int k = 0; k < N; ++k) offsets_[k] += index_[a] * strides_[k][a];

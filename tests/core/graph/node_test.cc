@@ -92,6 +92,8 @@ TEST(NodeTest, EachInputIsAUseOfItsOwn) {
   EXPECT_EQ(node->input(1), nullptr);
   EXPECT_EQ(node->input(3), nullptr);  // beyond the last one
   EXPECT_EQ(node->output(1), nullptr);
+  EXPECT_EQ(node->input(-1), nullptr);
+  EXPECT_EQ(node->output(-1), nullptr);
   node->SetInput(0, nullptr);
   ASSERT_EQ(x->uses().size(), 1u);
   EXPECT_EQ(x->uses()[0].index, 2);

@@ -29,5 +29,23 @@ TEST(CopyAll, IsManyCopies) {
   }
 }
 
+TEST(CopyAll, TakesCopiesThatStandApart) {
+#ifndef CAESURA_ASSERTS
+  GTEST_SKIP() << "not a build of cmake -DCAESURA_ASSERTS=ON";
+#endif
+  const CountingDevice device({});
+  const ExecutionProvider& provider = *device.providers()[0];
+  const Tensor memory = Tensor::Allocate(DType::kUInt8, Shape{100}, provider.allocator()).value();
+  auto* at = static_cast<char*>(memory.raw());
+  const auto copy = [&](const std::vector<DeviceCopy>& copies) {
+    static_cast<void>(CopyAll(provider, copies));
+  };
+  copy({{at, at + 50, 10}, {at + 10, at + 50, 10}, {at + 20, at + 10, 0}});  // one source, none
+  EXPECT_DEATH(copy({{at, at + 50, 10}, {at + 9, at + 70, 10}}), "AreApart");
+  EXPECT_DEATH(copy({{at, at + 50, 10}, {at + 20, at + 9, 10}}), "AreApart");
+  EXPECT_DEATH(copy({{at + 20, at + 41, 10}, {at, at + 60, 5}, {at + 50, at + 70, 10}}),
+               "AreApart");
+}
+
 }  // namespace
 }  // namespace caesura::testing
