@@ -40,9 +40,18 @@ std::string InstructionSet() {
 
 const char* Version() { return CAESURA_VERSION; }
 
+bool HasAsserts() {
+#ifdef NDEBUG
+  return false;
+#else
+  return true;
+#endif
+}
+
 std::vector<std::pair<std::string, std::string>> BuildFacts() {
   return {{"caesura", Version()},
           {"build", CAESURA_BUILD_TYPE},
+          {"asserts", HasAsserts() ? "on" : "off"},
           {"compiler", CAESURA_COMPILER},
           {"oneDNN", OneDnnVersion()},
           {"ONNX", ONNX_VERSION_STRING},

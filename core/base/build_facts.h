@@ -12,6 +12,8 @@ namespace caesura {
 
 // "0.1.0"
 const char* Version();
+// True in a build that is slower for its checks: of CAESURA_ASSERTS, Debug or Sanitize.
+bool HasAsserts();
 // Name and value, in the order in which to print them.
 std::vector<std::pair<std::string, std::string>> BuildFacts();
 

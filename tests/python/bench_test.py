@@ -86,6 +86,7 @@ def test_command_writes_table_and_json(tmp_path):
     assert re.search(rf"^  eager +[\d.]+ +{pair} +[\d.]+ +{pair} +\d+%", text, re.MULTILINE), text
     results = json.loads(file.read_text())
     assert results["rounds"] == 6
+    assert results["machine"]["asserts"] == ("This build of caesura has asserts" in text)
     (workload,) = results["workloads"]
     assert workload["name"] == "tiny-mlp" and workload["parameters"] == 6792
     # Forward 3, weights 3, inputs 2: the first layer's input needs no gradient. 2 * 16 * (2048 * 2 + 4608 * 3).

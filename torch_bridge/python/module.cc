@@ -200,6 +200,7 @@ ProviderList ProvidersOf(const NamedProviders& named, std::optional<CountingDevi
 NB_MODULE(_core, m) {
   m.doc() = "The native half of caesura; use the package's own names.";
   m.attr("__version__") = caesura::Version();
+  m.attr("has_asserts") = caesura::HasAsserts();
   using namespace caesura::python;
   suspended_error = MakeError(m, "Suspended", kSuspendedDoc);
   rank_failure_error = MakeError(m, "RankFailure", kRankFailureDoc);

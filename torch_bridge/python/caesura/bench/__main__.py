@@ -13,6 +13,8 @@ import pathlib
 import platform
 import sys
 
+from caesura import _core
+
 from . import report, workloads
 from .measure import run_workload
 from .systems import SYSTEMS
@@ -57,7 +59,7 @@ def _machine(threads: int) -> dict:
     # Virtual machines give short names: the family says which generation it is.
     name = ", family ".join(values[0] for values in cpu.values() if values) or platform.machine()
     return {"cpu": name, "cores": os.cpu_count(), "threads": threads,
-            "load_at_start": os.getloadavg()[0], "python": platform.python_version()}
+            "load_at_start": os.getloadavg()[0], "python": platform.python_version(), "asserts": _core.has_asserts}
 
 
 def _progress(text: str) -> None:
@@ -73,6 +75,8 @@ def main() -> int:
     machine = results["machine"]
     print(f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, load {machine['load_at_start']:.1f};"
           f" medians of {arguments.rounds} rounds in turns\n")
+    if machine["asserts"]:
+        print("This build of caesura has asserts: a release is faster.\n")
     for workload in chosen:
         result = run_workload(workload, arguments.systems, arguments.rounds, arguments.threads, arguments.compile_cache,
                               _progress)
