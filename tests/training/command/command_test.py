@@ -52,7 +52,7 @@ def same(got, want):
 
 def test_version():
     text = run("--version").stdout
-    for word in ("caesura", "compiler", "oneDNN", "ONNX", "instruction set", "threads", "options"):
+    for word in ("caesura", "asserts", "compiler", "oneDNN", "ONNX", "instruction set", "threads", "options"):
         assert word in text
 
 
