@@ -24,17 +24,26 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # tests run side by side; id
 rm -rf "$results"
 mkdir -p "$results"
 
+# Sets cpu to the seconds of CPU time that all commands so far took, user and system.
+count_cpu() {
+  times >"$results/times"
+  cpu=$(awk -F '[ms ]+' 'NR == 2 {printf "%.0f", $1 * 60 + $2 + $3 * 60 + $4}' "$results/times")
+}
+
 # stage NAME COMMAND...: runs a function that leaves its reports in $out; times it, remembers how it ended.
 stage() {
-  local name=$1 began=$SECONDS rc=0
+  local name=$1 began=$SECONDS rc=0 before
   shift
   stages=$((stages + 1))
   out=$results/$(printf '%02d' "$stages")
   mkdir -p "$out/gtest"
   printf '\n== %s\n' "$name"
+  count_cpu; before=$cpu
   "$@" </dev/null || rc=$?
-  printf '== %s: %s, %d s\n' "$name" "$([[ $rc = 0 ]] && echo done || echo "failed ($rc)")" $((SECONDS - began))
-  printf '%s\n%s\n%s\n' "$name" "$rc" $((SECONDS - began)) >"$out/stage"
+  count_cpu
+  printf '== %s: %s, %d s, %d s of CPU time\n' "$name" "$([[ $rc = 0 ]] && echo done || echo "failed ($rc)")" \
+    $((SECONDS - began)) $((cpu - before))
+  printf '%s\n' "$name" "$rc" $((SECONDS - began)) $((cpu - before)) >"$out/stage"
   return "$rc"
 }
 
@@ -179,8 +188,8 @@ def ctest_cases(folder):
 
 total = collections.Counter()
 print()
-for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
-    name, code, seconds = (folder / "stage").read_text().splitlines()
+for folder in sorted(stage.parent for stage in pathlib.Path(sys.argv[1]).glob("*/stage")):
+    name, code, seconds, cpu = (folder / "stage").read_text().splitlines()
     count = collections.Counter()
     try:
         if (folder / "ctest.xml").exists():
@@ -191,7 +200,7 @@ for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         print(f"{name}: unreadable report: {error}")
     if code != "0" and not count["failed"]:
         count["failed"] += 1
-    print(f"{name:<32} {seconds:>5} s  {count['passed']:>6} passed {count['failed']:>4} failed {count['skipped']:>4} skipped")
+    print(f"{name:<32} {seconds:>5} s {cpu:>5} CPU-s  {count['passed']:>6} passed {count['failed']:>4} failed {count['skipped']:>4} skipped")
     total += count
 skipped = f", {total['skipped']} skipped" if total["skipped"] else ""
 print(f"{total['passed']} passed, {total['failed']} failed{skipped}")
