@@ -75,30 +75,9 @@ python_tests() {
   return "$rc"
 }
 
-# python_part K N: every N-th file of Python tests, from the K-th on. The files whose names begin with one of two words
-# are a part of their own, by that word: with OpenVINO the process dies when a child ends that a data loader had; and
-# PyTorch has one stand-in device a process.
-python_part() {
-  local files apart=(cuda_modules openvino_provider) rc=0
-  if [[ $1 = [a-z]* ]]; then
-    mapfile -t files < <(find tests -name "$1*_test.py" | sort)
-  else
-    mapfile -t files < <(find tests -name '*_test.py' ! -name "${apart[0]}*" ! -name "${apart[1]}*" | sort |
-      awk -v k="$1" -v n="$2" 'NR % n == k % n')
-  fi
-  python_tests "pytest-$1.xml" "${files[@]}" >"$out/python-$1.log" 2>&1 || rc=$?
-  cat "$out/python-$1.log"
-  return "$rc"
-}
-
-# One process a core at a time, as most of the time is tracing, which takes one thread. Twice as many parts as cores:
-# what captures leave in a process stays small.
-python_in_parts() {
-  local parts=$((2 * cores))
-  export build out
-  export -f python_tests python_part
-  { echo cuda_modules; seq "$parts"; echo openvino_provider; } |
-    xargs -P "$cores" -I{} bash -c "python_part {} $parts"
+# A process a file, one a core at a time: most of the time is tracing, which takes one thread.
+python_files() {
+  python tests/python_files.py "$cores" "$out" $(find tests -name '*_test.py' | sort)
 }
 
 # sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1, which is what the build's time goes into.
@@ -214,7 +193,7 @@ if stage "set-up" set_up; then
   set +u; . "$build/activate"; set -u
   stage "build" build_in "$build" -DCAESURA_ASSERTS=ON
   stage "C++ tests" ctest_in "$build"
-  stage "Python tests" python_in_parts
+  stage "Python tests" python_files
   stage "ThreadSanitizer" thread_sanitizer
   stage "AddressSanitizer, UBSan: input" input_sanitizer
   if [[ -n ${CAESURA_LONG:-} ]]; then

@@ -2,7 +2,6 @@
 """Processes that are ranks of one run on Gloo, for tests."""
 
 import datetime
-import multiprocessing
 import os
 import socket
 import sys
@@ -10,11 +9,13 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from fork_server import PRELOADED, context
 
 _SECONDS = 400  # enough for a busy machine
 
 
 def _rank(rank, world, port, seconds, body, arguments):
+    assert all(name in sys.modules for name in PRELOADED), "the server that ranks are forked from has not imported what it should"
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
                       WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), CAESURA_PROGRAM_CACHE="off")
     torch.set_num_threads(1)
@@ -40,8 +41,7 @@ def run_ranks(world, body, *arguments, seconds=_SECONDS, lost=()):
     """Runs body(rank, *arguments), a function of a module, on each of `world` ranks. It returns True where all ranks come
     to its end. seconds: the group's time-out. lost: ranks that end by a signal. The ranks are forks of a process that has
     imported what takes seconds to import: environment variables are those of the first call."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    multiprocessing.set_forkserver_preload(["pytest", "preloaded"])
+    context()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
