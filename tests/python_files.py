@@ -24,12 +24,8 @@ OPTIONS = ("-q", "--show-capture=stderr", "-p", "no:cacheprovider", "-o", "fault
 def run(path, report, log, cwd, environment):
     """The body of a file's process."""
     import pytest
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    from fork_server import settle
+    settle(cwd, environment, log, log)
     sys.argv[:] = ["pytest", path]
     code = pytest.main([*OPTIONS, f"--junitxml={report}", path])
     sys.stdout.flush()

@@ -15,7 +15,7 @@ F = torch.nn.functional
 import caesura  # noqa: E402
 from caesura.cache import disk  # noqa: E402
 from caesura.frontends import dynamo_backend  # noqa: E402
-from program_cache_test import flip, folder, load, start  # noqa: E402, F401
+from program_cache_test import flip, folder, load, run_anew, run_two  # noqa: E402, F401
 from wrap_test import Net, gradients  # noqa: E402
 
 
@@ -336,9 +336,6 @@ print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 
 
 def test_processes_share_the_folder(folder):
-    first = [start(PROCESS), start(PROCESS)]
-    answers = [process.communicate(timeout=300) for process in first]
-    assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
-    assert answers[0] == answers[1] and answers[0][0].endswith("] 1\n") and len(list(folder.iterdir())) == 3
-    out, _ = start(PROCESS).communicate(timeout=300)
-    assert out == answers[0][0].replace("] 1", "] 0")
+    answers = run_two(PROCESS)
+    assert answers[0] == answers[1] and answers[0].endswith("] 1\n") and len(list(folder.iterdir())) == 3
+    assert run_anew(PROCESS) == answers[0].replace("] 1", "] 0")

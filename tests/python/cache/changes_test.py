@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 from caesura.frontends import wrap as wrapping  # noqa: E402
 from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
-from program_cache_test import start  # noqa: E402
+from fork_server import Program  # noqa: E402
 
 
 UNGUARDED = {"builtin shadowed"}  # changes that Dynamo's guards do not detect, in the process that has captured
@@ -48,13 +48,12 @@ def test_every_change_is_noticed(recalls, tmp_path, monkeypatch):
     monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "programs"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if recalls:  # uses calls that another process has kept
-        keeping = start("import torch, caesura, changes; m = caesura.wrap(changes.Net()); x = torch.randn(4, 4)\n"
-                        "for _ in range(3): changes.outcome(m, m, (x,), {})")
-        assert keeping.wait(600) == 0, keeping.stderr.read()
+        keeping = Program("import torch, caesura, changes; m = caesura.wrap(changes.Net()); x = torch.randn(4, 4)\n"
+                          "for _ in range(3): changes.outcome(m, m, (x,), {})").result()
+        assert keeping.returncode == 0, keeping.stderr
         assert list((tmp_path / "programs").iterdir())
     else:
         monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")
-    process = start(f"import json, changes_test; print(json.dumps(changes_test.sweep({recalls})))")
-    out, err = process.communicate(timeout=1800)
-    assert process.returncode == 0, err[-3000:]
-    assert json.loads(out.splitlines()[-1]) == {}
+    done = Program(f"import json, changes_test; print(json.dumps(changes_test.sweep({recalls})))").result(timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {}

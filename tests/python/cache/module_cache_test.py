@@ -19,7 +19,8 @@ import caesura  # noqa: E402
 from caesura.cache import disk, graph_calls  # noqa: E402
 from caesura.frontends import wrap as wrapping  # noqa: E402
 from call_cache_test import file_of_the_graph, numbers_in  # noqa: E402
-from program_cache_test import COUNTING, folder, load, start  # noqa: E402, F401
+from fork_server import Program  # noqa: E402
+from program_cache_test import COUNTING, folder, load, run_anew  # noqa: E402, F401
 from wrap_test import Net  # noqa: E402
 
 
@@ -489,10 +490,6 @@ print([gradients(net, x)[0].item() for _ in range(2)], len(count))
 
 
 def test_another_process_traces_nothing(folder):
-    outs = []
-    for _ in range(2):
-        process = start(PROCESS)
-        out, error = process.communicate(timeout=300)
-        assert process.returncode == 0 and not error
-        outs.append(out)
-    assert outs[0].endswith(" 1\n") and outs[1] == outs[0].replace("] 1", "] 0")
+    first = Program(PROCESS).result()
+    assert first.stdout.endswith(" 1\n") and not first.stderr
+    assert run_anew(PROCESS) == first.stdout.replace("] 1", "] 0")

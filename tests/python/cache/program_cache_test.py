@@ -20,6 +20,7 @@ from caesura.cache import disk, known_code  # noqa: E402
 from caesura.cache.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
 from compile_step_calls_test import both  # noqa: E402
 from compile_step_test import Net, batches, eager, same  # noqa: E402
+from fork_server import Program  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -419,19 +420,23 @@ print([step(*batch).item() for batch in batches(4)], step.programs[0].is_capture
 """
 
 
-def start(code):
-    """Runs the code in a new process that finds the tests' modules, with another hash seed."""
-    path = os.pathsep.join(sys.path)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(next(_numbers))})
+def run_anew(code) -> str:
+    """Runs the code in a new interpreter that finds the tests' modules, with another hash seed; returns what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
+
+
+def run_two(code) -> list:
+    """Runs the code in two processes at once; returns what they print."""
+    ended = [program.result(timeout=300) for program in (Program(code), Program(code))]
+    assert all(done.returncode == 0 and not done.stderr for done in ended), ended
+    return [done.stdout for done in ended]
 
 
 def test_processes_share_the_folder(folder):
-    first = [start(PROCESS), start(PROCESS)]
-    answers = [process.communicate(timeout=300) for process in first]
-    assert all(process.returncode == 0 and not error for process, (_, error) in zip(first, answers)), answers
-    assert answers[0][0].split("]")[0] == answers[1][0].split("]")[0]
+    answers = run_two(PROCESS)
+    assert answers[0].split("]")[0] == answers[1].split("]")[0]
     assert len(list(folder.iterdir())) == 2
-    third = start(PROCESS)
-    out, _ = third.communicate(timeout=300)
-    assert out == answers[0][0].replace("True", "False")
+    assert run_anew(PROCESS) == answers[0].replace("True", "False")

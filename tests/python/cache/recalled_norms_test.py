@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch norms keep eager's running statistics in a second process, whose calls come from disk."""
 
-from program_cache_test import folder, start  # noqa: F401
+from fork_server import Program
+from program_cache_test import folder  # noqa: F401
 
 NORMS = """
 import copy, torch, caesura
@@ -30,10 +31,5 @@ print(counts)
 
 def test_another_process_keeps_the_statistics(folder):  # noqa: F811
     """Cumulative averages need a new trace; a batch norm with its own momentum is recalled."""
-    outs = []
-    for _ in range(2):
-        process = start(NORMS)
-        out, error = process.communicate(timeout=300)
-        assert process.returncode == 0 and not error, error
-        outs.append(out)
-    assert outs == ["[1, 1]\n", "[1, 0]\n"]
+    ended = [Program(NORMS).result() for _ in range(2)]
+    assert [(done.stdout, done.stderr) for done in ended] == [("[1, 1]\n", ""), ("[1, 0]\n", "")]

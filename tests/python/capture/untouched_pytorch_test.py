@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch stays as it is for code that does not use caesura: functions, classes, operators' kernels, settings."""
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-# Each script is a process of its own: what this one has imported would not be seen.
+# Each script is a process of its own: it would not see what this one has imported. It is forked from a process that has
+# taken the snapshot, reads scripts line by line, and answers with the script's exit status and errors.
 SNAPSHOT = textwrap.dedent("""
     import sys, types, warnings
     import torch
@@ -68,23 +71,53 @@ SNAPSHOT = textwrap.dedent("""
     warnings.simplefilter("ignore")
     before = snapshot()
 """)
+FORKS = textwrap.dedent("""
+    import json, os, tempfile, traceback
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as errors:
+            child = os.fork()
+            if child == 0:
+                os.dup2(errors.fileno(), 2)
+                try:
+                    exec(json.loads(line))
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                    os._exit(1)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            errors.seek(0)
+            print(json.dumps([status, errors.read()[-4000:]]), flush=True)
+""")
 
 
-def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SNAPSHOT + textwrap.dedent(code)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+@pytest.fixture(scope="module", name="run")
+def _run():
+    """Returns a function that runs a script, and fails where the script does."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a fork has no other threads
+    with subprocess.Popen([sys.executable, "-c", SNAPSHOT + FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=environment) as process:
+
+        def run(code: str) -> None:
+            process.stdin.write(json.dumps(textwrap.dedent(code)) + "\n")
+            process.stdin.flush()
+            status, errors = json.loads(process.stdout.readline())
+            assert status == 0, errors
+
+        yield run
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("what", ["caesura", "caesura.backend", "caesura.frontends.wrap", "caesura.frontends.compile_step",
                                   "caesura.frontends.dynamo_backend"])
-def test_an_import_changes_nothing(what):
+def test_an_import_changes_nothing(run, what):
     run(f"""
         import {what}
         assert not changes(before), changes(before)
     """)
 
 
-def test_a_wrapped_modules_calls_leave_nothing_changed():
+def test_a_wrapped_modules_calls_leave_nothing_changed(run):
     run("""
         import caesura
         net = caesura.wrap(Net())
@@ -95,7 +128,7 @@ def test_a_wrapped_modules_calls_leave_nothing_changed():
     """)
 
 
-def test_a_compiled_step_leaves_nothing_changed():
+def test_a_compiled_step_leaves_nothing_changed(run):
     run("""
         import caesura
         net = Net()
@@ -107,7 +140,7 @@ def test_a_compiled_step_leaves_nothing_changed():
     """)
 
 
-def test_a_capture_that_fails_leaves_nothing_changed():
+def test_a_capture_that_fails_leaves_nothing_changed(run):
     run("""
         import caesura
         class Fails(torch.nn.Module):
@@ -122,7 +155,7 @@ def test_a_capture_that_fails_leaves_nothing_changed():
     """)
 
 
-def test_captures_in_several_threads_leave_nothing_changed():
+def test_captures_in_several_threads_leave_nothing_changed(run):
     run("""
         import threading
         import caesura
@@ -145,7 +178,7 @@ def test_captures_in_several_threads_leave_nothing_changed():
 
 
 @pytest.mark.parametrize("compiled", ["caesura.wrap(Breaks())", "torch.compile(Breaks(), backend='caesura')"])
-def test_other_backends_capture_as_ever_while_a_call_of_ours_is_under_way(compiled):
+def test_other_backends_capture_as_ever_while_a_call_of_ours_is_under_way(run, compiled):
     """Within our module's forward, after a graph break, another backend gets PyTorch's own graphs and errors."""
     run("""
         import caesura
@@ -182,7 +215,7 @@ def test_other_backends_capture_as_ever_while_a_call_of_ours_is_under_way(compil
     """.replace("COMPILED", compiled))
 
 
-def test_the_wrong_decomposition_is_pytorchs_again():
+def test_the_wrong_decomposition_is_pytorchs_again(run):
     """PyTorch's margin loss of several rows is wrong under its own decomposition, and right in ours."""
     run("""
         import caesura

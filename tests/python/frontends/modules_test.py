@@ -3,10 +3,9 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from fork_server import Program
 
 pytest.importorskip("torch")
 pytest.importorskip("expecttest")
@@ -15,5 +14,5 @@ pytest.importorskip("expecttest")
 def test_none_is_wrong():
     script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "modules.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--every", "6", "--samples", "1", "--dtypes", "float32"]
-    done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
+    done = Program(script, *some).result(timeout=20000)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -6,10 +6,9 @@ The short test runs float32; CAESURA_LONG runs all dtypes and uses."""
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from fork_server import Program
 
 torch = pytest.importorskip("torch")
 
@@ -19,7 +18,7 @@ import caesura  # noqa: E402
 def test_all_agree_in_our_step():
     script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "optimizers.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--dtypes", "float32", "--uses", "OneCycleLR"]
-    done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
+    done = Program(script, *some).result(timeout=20000)
     told = done.stdout[-4000:] + done.stderr[-2000:]
     assert done.returncode == 0, told
     # Optimizers that evaluate the loss several times, or take sparse gradients, are refused.

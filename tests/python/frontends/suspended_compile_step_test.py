@@ -6,12 +6,11 @@ CAESURA_LONG=1: before every 16th node; otherwise before fewer.
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from fork_server import Program
 
 import caesura
 
@@ -102,8 +101,7 @@ def test_a_process_that_is_killed_inside_of_a_call_is_ended_by_another(tmp_path)
     (tmp_path / "child.py").write_text(CHILD + MAIN)
 
     def child(*arguments):
-        return subprocess.run([sys.executable, str(tmp_path / "child.py"), *map(str, arguments)], check=False, capture_output=True,
-                              text=True, timeout=500)
+        return Program(tmp_path / "child.py", *arguments).result()
 
     begun = child("begin", tmp_path)
     assert begun.returncode == 0, begun.stderr

@@ -5,14 +5,15 @@ Trainer's own checkpoint is enough: a wrapped module keeps nothing that state_di
 random state do not hold.
 """
 
+import re
 import signal
-import subprocess
-import sys
 
 import pytest
+from fork_server import Program
 
-# Arguments: the folder of checkpoints, and whether the process kills itself in the middle of step 40, after the checkpoint
-# of step 37.
+# Arguments: the folders of checkpoints, each with the end of a process that trains there: "whole", or "killed" for one that
+# kills itself in the middle of step 40, after the checkpoint of step 37. The processes are forks, one after the other. The
+# script prints how each ended.
 CHILD = '''
 import os, signal, sys
 import torch
@@ -20,7 +21,15 @@ import transformers
 from safetensors.torch import save_file
 import caesura
 
-folder, killed = sys.argv[1], sys.argv[2] == "killed"
+torch.set_num_threads(1)  # a fork has no others
+for folder, end in zip(sys.argv[1::2], sys.argv[2::2]):
+    child = os.fork()
+    if child == 0:
+        break
+    print("ended by", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+killed = end == "killed"
 torch.manual_seed(0)
 model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
     vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))  # with dropout
@@ -50,6 +59,7 @@ save_file({name: value.clone() for name, value in model.state_dict().items()} |
           {f"{i}.{name}": value.clone() for i, values in state.items() for name, value in values.items()} |
           {"steps": torch.tensor(sorted(losses)), "losses": torch.tensor([losses[step] for step in sorted(losses)])},
           f"{folder}/end")
+os._exit(0)
 '''
 
 
@@ -59,17 +69,8 @@ def test_a_hundred_steps_are_37_a_kill_and_63(tmp_path, monkeypatch):
     load_file = pytest.importorskip("safetensors.torch").load_file
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("CAESURA_NUM_THREADS", "1")
-    (tmp_path / "child.py").write_text(CHILD)
-
-    def child(name, mode, expect):
-        done = subprocess.run([sys.executable, str(tmp_path / "child.py"), str(tmp_path / name), mode], check=False,
-                              capture_output=True, text=True, timeout=500)
-        assert done.returncode == expect, done.stderr
-
-    child("straight", "whole", 0)
-    child("killed", "killed", -signal.SIGKILL)
-    assert not (tmp_path / "killed" / "end").exists()
-    child("killed", "whole", 0)
+    done = Program(CHILD, tmp_path / "straight", "whole", tmp_path / "killed", "killed", tmp_path / "killed", "whole").result()
+    assert re.findall(r"^ended by (.+)$", done.stdout, re.MULTILINE) == ["0", str(-signal.SIGKILL), "0"], done.stderr
     straight, resumed = (load_file(tmp_path / name / "end") for name in ("straight", "killed"))
     assert straight.pop("steps").tolist() == list(range(100)) and resumed.pop("steps").tolist() == list(range(37, 100))
     losses = straight.pop("losses")

@@ -3,10 +3,9 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from fork_server import Program
 from onnx import TensorProto, helper
 
 import caesura
@@ -78,5 +77,5 @@ def test_pytorchs_operator_samples():
     pytest.importorskip("expecttest")
     script = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "aten_nodes.py"
     some = [] if os.environ.get("CAESURA_LONG") else ["--ops", "^(a|index|nn.functional.(b|l|n)|linalg.s)", "--samples", "1"]
-    done = subprocess.run([sys.executable, str(script), *some], capture_output=True, text=True, check=False)
+    done = Program(script, *some).result(timeout=20000)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

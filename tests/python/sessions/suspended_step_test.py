@@ -3,13 +3,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import onnx
 import pytest
+from fork_server import Program
 
 import caesura
 
@@ -171,8 +170,7 @@ def test_a_hundred_steps_are_37_a_kill_and_63(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
 
     def child(name, at, expect):
-        done = subprocess.run([sys.executable, str(tmp_path / "child.py"), str(tmp_path / name), str(at)], check=False,
-                              capture_output=True, text=True, timeout=120)
+        done = Program(tmp_path / "child.py", tmp_path / name, at).result()
         assert done.returncode == expect, done.stderr
 
     child("straight", -1, 0)
