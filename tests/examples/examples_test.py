@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from fork_server import Program
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("digits", "export_step"))
@@ -25,20 +26,31 @@ def accuracy(text):
     return float(re.search(r"accuracy ([\d.]+)", text).group(1))
 
 
+def run_in_a_fork(script):
+    """The same in a process that has imported PyTorch already."""
+    done = Program(script).result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name, tmp_path):
-    text = run(tmp_path, sys.executable, FOLDER / f"{name}.py")
+def test_example(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = FOLDER / f"{name}.py"
+    is_new = name == "wrap" or "import torch" not in script.read_text()  # one with PyTorch, and those that start soon
+    text = run(tmp_path, sys.executable, script) if is_new else run_in_a_fork(script)
     assert accuracy(text) > (0 if "(untrained)" in text else 0.93)
 
 
-def test_the_notebook_runs(tmp_path):
+def test_the_notebook_runs(tmp_path, monkeypatch):
     """Returns the notebook's cells as one program, so that no notebook server is needed."""
     cells = json.loads((FOLDER / "five_minutes.ipynb").read_text())["cells"]
     assert all(not cell["outputs"] for cell in cells if cell["cell_type"] == "code")  # results are not kept in the tree
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     (tmp_path / "five_minutes.py").write_text(f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n"
                                               f"import matplotlib\nmatplotlib.use('Agg')\n{code}\n")
-    assert accuracy(run(tmp_path, sys.executable, "five_minutes.py")) > 0.93
+    monkeypatch.chdir(tmp_path)
+    assert accuracy(run_in_a_fork(tmp_path / "five_minutes.py")) > 0.93
 
 
 def test_ranks_in_python(tmp_path):

@@ -57,14 +57,15 @@ def test_spread_and_losses():
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_follow_eager(name):
     """The first 5 steps, from the same weights on the same batches."""
-    result = run_workload(workloads.find(name), ["caesura", "eager-fused", "eager"], rounds=1, threads=1)
+    fused = ["eager-fused"] if name == LOSSES[0] else []
+    result = run_workload(workloads.find(name), ["caesura", *fused, "eager"], rounds=1, threads=1)
     systems = result["systems"]
     assert not [s for s in systems.values() if "error" in s], systems
     assert len(systems["caesura"]["losses"]) == 5
     assert len(set(systems["caesura"]["losses"])) == 5, "nothing is learnt"
     assert systems["caesura"]["loss_difference"] < 1e-4
     assert systems["caesura"]["step_peak_bytes"] > 0
-    assert report.table(result).count("\n") == 4
+    assert report.table(result).count("\n") == 3 + len(fused)
 
 
 def test_bfloat16_follows_eager():
@@ -104,9 +105,9 @@ def test_systems_wait_where_memory_is_short(monkeypatch):
     start = measure._Turns.start
     monkeypatch.setattr(measure._Turns, "start", lambda turns, system: (started.append(system), start(turns, system)))
     monkeypatch.setattr(measure, "available_bytes", lambda: 0)
-    order = ["caesura", "eager", "bound", "eager-fused", "eager-foreach"]
+    order = ["caesura", "eager", "bound", "eager-foreach"]
     systems = run_workload(workloads.find("tiny-mlp"), order, rounds=2, threads=1)["systems"]
-    assert started == ["caesura", "eager", "bound", "caesura", "bound", "eager-fused", "caesura", "bound", "eager-foreach"]
+    assert started == ["caesura", "eager", "bound", "caesura", "bound", "eager-foreach"]
     assert list(systems) == order
     assert all(len(s["rounds"]) == 2 and "caesura_ratio" in s for name, s in systems.items() if name not in measure.COMPARED)
     assert systems["eager-foreach"]["loss_difference"] < 1e-4  # to eager's, of the first lap
