@@ -438,7 +438,8 @@ def test_two_ranks(body):
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("case", [(Gpt, _adamw, 1, False), (Net, _sgd, 1, False), (Net, _adamw, 2, True)], ids=["AdamW", "SGD", "accumulated"])
+@pytest.mark.parametrize("case", [(Gpt, _adamw, 1, False), (Net, _sgd, 1, False), (Net, _adamw, 2, True)],
+                         ids=["AdamW", "SGD", "accumulated"])
 def test_two_ranks_with_divided_state(case):
     run_ranks(2, divided, *case)
 
