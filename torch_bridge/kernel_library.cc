@@ -5,7 +5,7 @@
 
 #include <atomic>
 #include <cassert>
-#include <cstring>
+#include <string_view>
 
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/c10d_communicator.h"
@@ -21,10 +21,10 @@ std::atomic<bool> is_accepted = false;  // the PyTorch that is there
 
 extern "C" const char* CaesuraTorchKernels(const char* torch_version,
                                            caesura::KernelRegistry* registry) {
-  const size_t length =
-      std::strcspn(torch_version, "+");  // what follows names a build of the same release
-  if (std::strlen(TORCH_VERSION) != length ||
-      std::strncmp(torch_version, TORCH_VERSION, length) != 0) {
+  // All patch releases of a minor version fit ("2.13."): they have one binary interface.
+  const std::string_view built = TORCH_VERSION;
+  const std::string_view minor = built.substr(0, built.find('.', built.find('.') + 1) + 1);
+  if (!std::string_view(torch_version).starts_with(minor)) {
     return "libcaesura_torch was built with PyTorch " TORCH_VERSION
            " and works with that release only";
   }

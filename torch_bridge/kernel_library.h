@@ -16,8 +16,8 @@ namespace caesura {
 // Adds the library's kernels (aten_op.h), and makes its operators known to PyTorch
 // (captured_call.h). Null when done; otherwise, with nothing added, why not, in a static string.
 // `torch_version`: of the PyTorch that is in the process
-// ("2.13.0+cpu"), which must be the release that the library was built with, since C++ classes of
-// both meet.
+// ("2.13.0+cpu"), whose minor version must be the one that the library was built with, since C++
+// classes of both meet.
 using TorchKernelsFunction = const char*(const char* torch_version, KernelRegistry* registry);
 inline constexpr char kTorchKernelsName[] = "CaesuraTorchKernels";
 
