@@ -2,21 +2,33 @@
 """Checks bytecode: the code that Dynamo generates in place of a function, and the names that a function uses."""
 
 import dis
+import sys
 
 from caesura.capture.compat import GRAPHS, MODULES
 
 # Instructions that plain code may have beside the call of the graph: they look things up and make lists. All others
-# must run in every call, for example those that set an attribute which the forward sets.
-_PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "CACHE", "PRECALL", "CALL", "KW_NAMES", "POP_TOP", "BINARY_SUBSCR",
-          "UNPACK_SEQUENCE", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_CONST",
-          "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "DELETE_FAST", "RETURN_VALUE", "LOAD_DEREF", "COPY_FREE_VARS", "BUILD_MAP",
-          "BUILD_CONST_KEY_MAP"}
+# must run in every call, for example those that set an attribute which the forward sets. Python 3.11 to 3.14.
+_PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "PRECALL", "CALL", "KW_NAMES", "CALL_KW", "POP_TOP", "BINARY_SUBSCR",
+          "UNPACK_SEQUENCE", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LOAD_GLOBAL",
+          "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "COPY_FREE_VARS", "RETURN_VALUE",
+          "RETURN_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST",
+          "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", "DELETE_FAST"}
+_PREFIXES = {"CACHE", "EXTENDED_ARG", "NOP"}  # do nothing themselves
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
-# Functions of PyTorch's modules that only look things up (current streams, if there is another device) or mark a place
-# for a profiler. Other functions set attributes or make objects.
-_FUNCTIONS = {"record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit", "call_size", "call_stride",
+# Functions of PyTorch's modules that only look things up (current streams, if there is another device). Other functions set
+# attributes or make objects.
+_FUNCTIONS = {"call_size", "call_stride",
               "call_storage_offset", "_as_tensor_fullprec", "store_user_object_weakrefs", "get_current_stream", "device",
               "dict_getitem", "list_getitem", "set_getitem", "dict_keys_getitem", "tuple_iterator_getitem"}
+
+
+def _is_plain(i) -> bool:
+    """True for an instruction that looks something up or makes a list."""
+    if i.opname == "BINARY_OP":
+        return i.argrepr == "[]"  # BINARY_SUBSCR since Python 3.14
+    # Since Python 3.12 the lowest bit of LOAD_ATTR says that a method is looked up.
+    is_method = i.opname == "LOAD_METHOD" or (i.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and i.arg & 1)
+    return i.opname in _PLAIN and (not is_method or i.argval in _METHODS)
 
 
 def graphs_called(code) -> set:
@@ -28,14 +40,16 @@ def is_plain(code) -> bool:
     """True if the code only calls graphs."""
     graphs, before = graphs_called(code), None
     for i in dis.get_instructions(code):
-        if i.opname not in _PLAIN or (i.opname == "LOAD_METHOD" and i.argval not in _METHODS):
+        if i.opname in _PREFIXES:
+            continue
+        if not _is_plain(i):
             return False
         if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(MODULES):
             return False
         if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(MODULES) \
                 and i.argval not in _FUNCTIONS:
             return False
-        before = i if i.opname != "CACHE" else before
+        before = i
     return True
 
 

@@ -43,7 +43,6 @@ _PRIVATE = {
     "convert_frame": "torch._dynamo.convert_frame",
     "ConvertFrameReturn": "torch._dynamo.types.ConvertFrameReturn",
     "dynamo_config": "torch._dynamo.config",
-    "dynamo_utils": "torch._dynamo.utils",
     "FrameAction": "torch._C._dynamo.eval_frame._FrameAction",
     "FrameExecStrategy": "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "GlobalStateGuard": "torch._C._dynamo.guards.GlobalStateGuard",
@@ -101,6 +100,7 @@ _PRIVATE = {
 # Parts of those that other modules use by these names.
 _PARTS = (
     "torch._dynamo.config.allow_rnn", "torch._dynamo.config.capture_dynamic_output_shape_ops",
+    "torch._dynamo.config.record_runtime_overhead", "torch._dynamo.config.trace_autograd_ops",
     "torch._dynamo.convert_frame.compile_lock",
     "torch._dynamo.convert_frame.ConvertFrame._clone_with_backend", "torch._dynamo.convert_frame.ConvertFrameAssert.__call__",
     "torch._dynamo.eval_frame._stance.stance", "torch._dynamo.graph_break_hints.USER_ERROR",

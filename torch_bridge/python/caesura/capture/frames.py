@@ -216,8 +216,9 @@ def _tell_of_graph_break(translator, *arguments, **named):
 
 @contextlib.contextmanager
 def _trace():
-    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
-    with convert_frame.compile_lock, corrected, _local.patches(), \
+    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread. The code that
+    it makes has no marks for profilers: they are branches since PyTorch 2.15, and bytecode.is_plain() takes none."""
+    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(record_runtime_overhead=False), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
             mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):

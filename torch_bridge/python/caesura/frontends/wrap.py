@@ -15,7 +15,7 @@ from caesura.cache import disk, module_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture.bytecode import is_plain
 from caesura.capture.class_guards import Classes
-from caesura.capture.compat import CALL, GRAPHS, MODULE_PARTS, MODULES, cache_entries, dynamo_utils, original, stance
+from caesura.capture.compat import CALL, GRAPHS, MODULE_PARTS, cache_entries, original, stance
 from caesura.capture.decompositions import decompositions
 from caesura.capture.frames import tracing
 from caesura.capture.polyfills import capturing
@@ -31,16 +31,12 @@ _CALLS = 8  # captures that a module can alternate between without asking Dynamo
 
 
 def _past_dynamo(scope: dict) -> dict:
-    """The globals of Dynamo's code, changed so that our operators are called directly, not in a scope without Dynamo,
-    and that profiler marks are skipped."""
+    """The globals of Dynamo's code, changed so that our operators are called directly, not in a scope without Dynamo."""
     scope = dict(scope)
     for name, value in scope.items():
         call = original(value) if name.startswith(GRAPHS) else None
         if is_operator(call):
             scope[name] = call
-        elif value is dynamo_utils and name.startswith(MODULES):
-            scope[name] = types.SimpleNamespace(**vars(value) | {
-                "record_pregraph_bytecode_enter": lambda: None, "record_pregraph_bytecode_exit": lambda began: None})
     return scope
 
 
