@@ -102,6 +102,25 @@ def test_all_are_there():
         assert getattr(compat, name) is not None
 
 
+def test_no_other_module_holds_a_text_of_pytorchs():
+    texts = {text for text, *_ in compat._TEXTS.values()}
+    found = [f"{path}:{node.lineno} {text}" for path, tree in sources().items() if path != "capture/compat.py"
+             for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+             for text in texts if node.value == text]
+    assert not found, "\n".join(found)
+
+
+def test_texts_and_fields_that_are_gone_are_told_of(monkeypatch):
+    metadata = "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta"
+    for name, (_, *places) in compat._TEXTS.items():
+        monkeypatch.setitem(compat._TEXTS, name, (f"a new {name}", *places))
+    monkeypatch.setitem(compat._FIELDS, metadata, ("tokens", "gone"))
+    with pytest.raises(ImportError) as told:
+        compat.check()
+    assert all(f"'a new {name}' in torch." in str(told.value) for name in compat._TEXTS)
+    assert f"{metadata}.gone" in str(told.value) and "tokens" not in str(told.value)
+
+
 def test_missing_names_are_listed_together(monkeypatch):
     monkeypatch.setitem(compat._PRIVATE, "gone", "torch._dynamo.gone")
     monkeypatch.setitem(compat._PRIVATE, "moved", "torch._nowhere.moved")
@@ -116,19 +135,21 @@ def test_missing_names_are_listed_together(monkeypatch):
 
 def test_a_newer_release_is_told_of(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "99.0.1+cpu")
-    with pytest.warns(RuntimeWarning, match="was not yet tried with PyTorch 99.0.1"):
+    with pytest.warns(RuntimeWarning, match="was not yet tried with PyTorch 99.0.1") as told:
         compat.check()
+    assert told[0].filename == __file__
 
 
-def test_this_release_was_seen():
-    assert torch.__version__.split("+")[0] in compat.SEEN
+def test_this_minor_version_was_seen():
+    assert compat._release(torch.__version__) in map(compat._release, compat.SEEN)
 
 
 def test_one_range_of_releases():
-    """The first release that was seen is the minimum everywhere."""
+    """The releases that were seen are the same everywhere."""
     top = pathlib.Path(__file__).resolve().parents[3]
-    first = ".".join(compat.SEEN[0].split(".")[:2])
-    assert f'torch = ["torch>={first}"]' in (top / "pyproject.toml").read_text()
+    first, last = (".".join(map(str, compat._release(compat.SEEN[i]))) for i in (0, -1))
+    major, minor = compat._release(compat.SEEN[-1])
+    assert f'torch = ["torch>={first},<{major}.{minor + 1}"]' in (top / "pyproject.toml").read_text()
     assert f"torch_minimum={first} " in (top / "cmake" / "setup.sh").read_text()
-    for page in ("README.md", "docs/install.md"):
-        assert re.search(rf"PyTorch\s{first}", (top / page).read_text()), page
+    for page in ("README.md", "docs/install.md", "VERSIONING.md"):
+        assert re.search(rf"PyTorch\s{first}\sto\s{last}", (top / page).read_text()), page

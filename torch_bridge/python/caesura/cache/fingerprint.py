@@ -26,7 +26,7 @@ import torch
 from caesura import _core
 from caesura.cache.known_code import is_known, is_plain_class, is_silent, is_special, releases
 from caesura.capture.bytecode import globals_of
-from caesura.capture.compat import (SAVING, GlobalStateGuard, HigherOrderOperator, OpOverload, OpOverloadPacket,
+from caesura.capture.compat import (MARKS, SAVING, GlobalStateGuard, HigherOrderOperator, OpOverload, OpOverloadPacket,
                                     dispatch_modes, dynamo_config, function_modes, functorch_config, functorch_level,
                                     global_hooks, has_hooks, storage_id)
 from caesura.capture.gpu_attention import attend, attend_with_dropout
@@ -186,7 +186,7 @@ class Fingerprint:
         self.watch.tensor(value, False)
         self.watch.length(vars(value))
         for name in sorted(vars(value)):
-            if not name.startswith("_dynamo_"):  # which dynamo gives to parameters
+            if not name.startswith(MARKS):
                 self._say(name)
                 self.watch.item(vars(value), name, vars(value)[name])
                 self.add(vars(value)[name])

@@ -8,7 +8,7 @@ returns the tensor unchanged.
 
 import torch
 
-from caesura.capture.compat import detect_fake_mode, make_fx, set_grad_enabled, tree_leaves
+from caesura.capture.compat import APPLIES_FUNCTION, NON_DIFFERENTIABLE, detect_fake_mode, make_fx, set_grad_enabled, tree_leaves
 from caesura.capture.fx_meta import describe
 
 _library = torch.library.Library("caesura", "FRAGMENT")
@@ -31,7 +31,7 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
     for module in parts_of(graph):
         for node in list(module.graph.nodes):
             is_hook = node.op == "call_function" and str(node.target) == "register_hook"
-            if not is_hook and "autograd_function_apply" not in str(node.target):
+            if not is_hook and APPLIES_FUNCTION not in str(node.target):
                 continue
             why = None if is_hook else _problem(node)
             if why is not None:
@@ -41,7 +41,7 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
             runs = [torch.fx.Interpreter(_without_modes(getattr(module, body.target))).run for body in bodies]
             given = [argument for argument in node.args if argument not in bodies]
             forward, backward = (_give_on, _hooked(runs[0], len(given))) if is_hook else runs
-            functions.append(_Function(forward, backward, len(functions), set(node.kwargs.get("non_differentiable_idx", ()))))
+            functions.append(_Function(forward, backward, len(functions), set(node.kwargs.get(NON_DIFFERENTIABLE, ()))))
             node.target, node.args, node.kwargs = functions[-1], tuple(given), {}
             for body in bodies:
                 module.graph.erase_node(body)

@@ -14,6 +14,7 @@ _PLAIN = {"RESUME", "PUSH_NULL", "COPY", "SWAP", "PRECALL", "CALL", "KW_NAMES", 
           "RETURN_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST",
           "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST", "DELETE_FAST"}
 _PREFIXES = {"CACHE", "EXTENDED_ARG", "NOP"}  # do nothing themselves
+_MODULES = MODULES + "torch"  # prefix of PyTorch's modules in Dynamo's code
 _METHODS = {"size", "stride", "storage_offset"}  # of tensors, which make the graph's symbols
 # Functions of PyTorch's modules that only look things up (current streams, if there is another device). Other functions set
 # attributes or make objects.
@@ -44,9 +45,9 @@ def is_plain(code) -> bool:
             continue
         if not _is_plain(i):
             return False
-        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(MODULES):
+        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(_MODULES):
             return False
-        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(MODULES) \
+        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(_MODULES) \
                 and i.argval not in _FUNCTIONS:
             return False
         before = i

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to the private parts of PyTorch that caesura needs. No other module of this package uses one.
 
-A capture stands on Dynamo, AOT autograd and functorch, whose names may change with each release. They are looked up when they
-are first used; `check()` looks all of them up, and raises one error that lists every one that is missing.
+A capture stands on Dynamo, AOT autograd and functorch, whose names and texts may change with each release. Names are looked
+up when they are first used; `check()` looks all of them up, and raises one error that lists every one that is missing.
 
-SEEN: the releases of PyTorch for which all of this was seen to hold. To add one, run the tests with it.
+SEEN: the releases of PyTorch for which all of this was seen to hold. To add one, run the tests with it; those in
+canaries_test.py show what no name shows.
 """
 
 import contextlib
 import functools
 import importlib
+import inspect
+import types
 import warnings
 from unittest import mock
 
 import torch
 
-SEEN = ("2.13.0", "2.14.1")
+from caesura.user_code import calling_line
+
+SEEN = ("2.13.0", "2.14.1", "2.15.0")
 
 # By the name that other modules import here.
 _PRIVATE = {
@@ -113,6 +118,42 @@ _PARTS = (
     "torch.Tensor._backward_hooks", "torch.Tensor._base", "torch.Tensor._is_view", "torch.Tensor._version",
     "torch.UntypedStorage._cdata", "torch.nn.Module._call_impl",
 )
+# Texts and keys that other modules match: the text, and the function that writes it; or the constant, which some releases have.
+_GRAPH_BREAK = "torch._dynamo.exc.format_graph_break_message"
+_TEXTS = {
+    "APPLIES_FUNCTION": ("autograd_function_apply", "torch._functorch.autograd_function.AutogradFunctionApply.__init__"),
+    "BRANCHING": ("Data-dependent branching", "torch._dynamo.symbolic_convert.generic_jump"),
+    "CONTEXT": ("Developer debug context: ", _GRAPH_BREAK),
+    "CREATED_AT": ("Created at:", "torch._guards.Guard.create"),
+    "DATA_DEPENDENT": ("data-dependent expression",
+                       "torch.fx.experimental.symbolic_shapes.ShapeEnv._make_data_dependent_error"),
+    "EXPLANATION": ("Explanation: ", _GRAPH_BREAK),
+    "GRAPHS": ("__compiled_fn", "torch._dynamo.bytecode_transformation.COMPILED_FN_PREFIX",
+               "torch._dynamo.output_graph.OutputGraph.compile_and_call_fx_graph"),  # prefix of graphs in Dynamo's code
+    "GUARD_FAILED": ("Error while creating guard", "torch._guards.Guard.create"),
+    "HINT": ("Hint: ", _GRAPH_BREAK),
+    "MARKS": ("_dynamo_", "torch._dynamo.decorators.maybe_mark_dynamic"),  # prefix of attributes that Dynamo gives to parameters
+    "META_FAILED": ("failed while attempting to run meta", "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl"),
+    "MODULES": ("__import_", "torch._dynamo.symbolic_convert.InstructionTranslatorBase.import_source"),  # and of modules
+    "NON_DIFFERENTIABLE": ("non_differentiable_idx", "torch._functorch.autograd_function.AutogradFunctionApply.__call__"),
+    "OBSERVED": ("Observed exception",  # of the forward's own, that dynamo has traced
+                 "torch._dynamo.symbolic_convert.InstructionTranslatorBase.exception_handler"),
+    "REQUIRES_GRAD": ("requires_grad_()", "torch._dynamo.variables.TensorVariable.method_requires_grad_"),
+    "TOLIST": ("Tensor.tolist()", "torch._dynamo.variables.TensorVariable.method_tolist"),
+}
+# Attributes of objects that PyTorch hands over, by their class.
+_FIELDS = {
+    "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": (
+        "grad_enabled_mutation", "input_info", "is_rng_op_functionalized", "mutated_inp_runtime_indices", "num_backward_tokens",
+        "num_forward", "num_graphsafe_rng_states", "num_intermediate_bases", "num_mutated_graph_handled_indices",
+        "num_mutated_inp_runtime_indices", "num_opaque_objects_saved_for_bw", "num_outputs_aliased",
+        "num_tensors_saved_with_no_vc_check", "output_info", "subclass_fw_graph_out_meta", "subclass_inp_meta", "tokens"),
+    "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data", "mutates_metadata", "requires_grad"),
+    "torch._functorch._aot_autograd.schemas.OutputAliasInfo": ("base_idx", "output_type", "requires_grad_for_backward"),
+    "torch._dynamo.exc.TorchDynamoException": ("frame_exec_strategy",),
+    "torch._dynamo.exc.Unsupported": ("gb_type", "logged", "real_stack"),
+    "torch._dynamo.exc.BackendCompilerFailed": ("inner_exception",),
+}
 _MISSING = object()
 
 
@@ -130,6 +171,32 @@ def _find(path: str):
     return _MISSING
 
 
+def _codes(code):
+    """A function's code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _says(place, text: str) -> bool:
+    """True if a function has the text among its constants and names, or if the constant `place` is the text."""
+    if isinstance(place, str):
+        return place == text
+    if not inspect.isfunction(place):
+        return False
+    said = (said for code in _codes(inspect.unwrap(place).__code__) for said in (*code.co_consts, *code.co_names))
+    return any(isinstance(part, str) and text in part for one in said for part in (one if isinstance(one, tuple) else (one,)))
+
+
+def _has(cls, field: str) -> bool:
+    """True if the class declares the field, or sets it as it makes an object."""
+    if hasattr(cls, field) or field in getattr(cls, "__dataclass_fields__", ()):
+        return True
+    makers = (getattr(cls, name, None) for name in ("__init__", "__post_init__"))
+    return any(inspect.isfunction(maker) and field in maker.__code__.co_names for maker in makers)
+
+
 def _release(version: str) -> tuple:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
@@ -141,17 +208,23 @@ def _refuse(missing) -> None:
 
 
 def check() -> None:
-    """Looks all names up. Raises ImportError, which lists the names that PyTorch lacks; warns if PyTorch is newer than
-    any release in SEEN."""
+    """Looks all names, texts and fields up. Raises ImportError, which lists those that PyTorch lacks; warns if PyTorch is newer
+    than any release in SEEN."""
     missing = [path for path in (*_PRIVATE.values(), *_PARTS) if _find(path) is _MISSING]
+    missing += [f"{text!r} in {places[-1]}" for text, *places in _TEXTS.values()
+                if not any(_says(_find(place), text) for place in places)]
+    missing += [f"{path}.{field}" for path, fields in _FIELDS.items() for cls in [_find(path)] for field in fields
+                if not _has(cls, field)]
     if missing:
         _refuse(missing)
     if _release(torch.__version__) > max(map(_release, SEEN)):
-        warnings.warn(f"caesura was not yet tried with PyTorch {torch.__version__}, whose private parts it uses; it was seen to "
-                      f"work with {', '.join(SEEN)}", RuntimeWarning, stacklevel=2)
+        warnings.warn_explicit(f"caesura was not yet tried with PyTorch {torch.__version__}, whose private parts it uses; it was "
+                               f"seen to work with {', '.join(SEEN)}", RuntimeWarning, *calling_line()[:2])
 
 
 def __getattr__(name):
+    if name in _TEXTS:
+        return _TEXTS[name][0]
     if name not in _PRIVATE:
         raise AttributeError(f"module 'caesura.capture.compat' has no attribute '{name}'")
     value = _find(_PRIVATE[name])
@@ -171,8 +244,6 @@ SAVING = {"_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_h
           "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"}
 CALL = "_call_impl"  # the method of an nn.Module that its call is
 CLONE = "_clone_with_backend"  # a property of Dynamo's ConvertFrame
-GRAPHS = "__compiled_fn"  # prefix of the names of graphs in Dynamo's code
-MODULES = "__import_torch"  # and of PyTorch's modules
 
 
 def storage_id(tensor) -> int:

@@ -12,17 +12,20 @@ import re
 import threading
 from unittest import mock
 
-from caesura.capture.compat import (CLONE, BackendCompilerFailed, ConvertFrameReturn, FrameAction, FrameExecStrategy,
-                                    GuardOnDataDependentSymNode, TorchRuntimeError, Unsupported, UserError, backend_of,
-                                    convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph, symbolic_convert)
+from caesura.capture.compat import (BRANCHING, CLONE, CONTEXT, CREATED_AT, DATA_DEPENDENT, EXPLANATION, GUARD_FAILED, HINT,
+                                    META_FAILED, OBSERVED, TOLIST, BackendCompilerFailed, ConvertFrameReturn, FrameAction,
+                                    FrameExecStrategy, GuardOnDataDependentSymNode, TorchRuntimeError, Unsupported, UserError,
+                                    backend_of, convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph,
+                                    symbolic_convert)
 from caesura.capture.decompositions import corrected
 from caesura.capture.patches import Shared
 from caesura.reports import StrictError, ended_well, fall_back, fall_back_if_it_ends_well
 from caesura.user_code import FRAME, calling_line, is_users
 
+# Dynamo's code has no marks for profilers, which are branches since PyTorch 2.15: bytecode.is_plain() allows none.
+UNMARKED = {"record_runtime_overhead": False}
 _TRIALS = 3  # captures of one frame that may fail, after which it is not tried again
 _FAILED = "caesura: failed captures"  # a key of dynamo's state of a frame: [how often, what is told of it]
-_OBSERVED = "Observed exception"  # of the forward's own, that dynamo has traced
 _USERS = graph_break_hints.USER_ERROR[0]  # among the hints of a graph break that eager most likely ends at
 
 _backends = []  # (function that torch.compile takes, whether a frame that it cannot capture runs in eager)
@@ -57,7 +60,7 @@ def _runs_eager(compiler):
 def is_users_error(error) -> bool:
     """True if the forward itself most likely fails with the error that ended its trace."""
     if isinstance(error, Unsupported):
-        return (getattr(error, "gb_type", None) or "").startswith(_OBSERVED) or _USERS in str(error)
+        return (getattr(error, "gb_type", None) or "").startswith(OBSERVED) or _USERS in str(error)
     return isinstance(error, (TorchRuntimeError, IndexError, AssertionError))
 
 
@@ -66,8 +69,8 @@ def first_line(error) -> str:
     if isinstance(error, BackendCompilerFailed):
         error = error.inner_exception
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("Explanation: ")), None)  # of TorchRuntimeError
-    return f"{type(error).__name__}: {told.removeprefix('Explanation: ') if told else lines[0] if lines else ''}"
+    told = next((line for line in lines if line.startswith(EXPLANATION)), None)  # of TorchRuntimeError
+    return f"{type(error).__name__}: {told.removeprefix(EXPLANATION) if told else lines[0] if lines else ''}"
 
 
 # A part of PyTorch's message about a failed capture, and our text instead: what the line does, and what to write.
@@ -75,10 +78,10 @@ _READ_AS = {
     "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
     "pad_packed_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
     "pack_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
-    "Data-dependent branching": "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module",
-    "data-dependent expression": "a Python loop, branch or size that depends on a tensor's value: write it in tensors (torch.where, a "
-                                 "mask), or compute it outside of the module and hand it over",
-    "Tensor.tolist()": "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
+    BRANCHING: "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module",
+    DATA_DEPENDENT: "a Python loop, branch or size that depends on a tensor's value: write it in tensors (torch.where, a mask), or "
+                    "compute it outside of the module and hand it over",
+    TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
 
 
@@ -86,7 +89,7 @@ def why(error) -> str:
     """One line that says what Dynamo cannot trace."""
     text = str(error)
     told = next((told for sign, told in _READ_AS.items() if sign in text), None)
-    explained = re.search(r"^  Explanation: (.+?)^  (Hint|Developer)", text, re.MULTILINE | re.DOTALL)
+    explained = re.search(f"^  {EXPLANATION}(.+?)^  ({HINT}|{CONTEXT})", text, re.MULTILINE | re.DOTALL)
     if told is None and explained is not None and getattr(error, "gb_type", None):
         told = f"{error.gb_type}: {' '.join(explained[1].split())}"
     return told or first_line(error)
@@ -113,7 +116,7 @@ def quietly():
 
 
 def _is_no_failure(record) -> bool:
-    return not str(record.msg).startswith(("failed while attempting to run meta", "Error while creating guard", "Created at:"))
+    return not str(record.msg).startswith((META_FAILED, GUARD_FAILED, CREATED_AT))
 
 
 _convert = convert_frame.ConvertFrameAssert.__call__
@@ -152,14 +155,14 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
             fall_back_if_it_ends_well(problem, by_user)
     else:
         fall_back_if_it_ends_well(failed[1], False)
-    reason = {"skip_reason": "its capture has failed"} if hasattr(ConvertFrameReturn, "skip_reason") else {}  # not in 2.12
-    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False, **reason)
+    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False,
+                              skip_reason="its capture has failed")
 
 
 def _depends_on_values(error) -> bool:
     """True if a trace ended because it needs a size or number that is known only at run time."""
     error = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
-    return isinstance(error, GuardOnDataDependentSymNode) or "data-dependent expression" in str(error)
+    return isinstance(error, GuardOnDataDependentSymNode) or DATA_DEPENDENT in str(error)
 
 
 def _ends_the_call(error) -> bool:
@@ -216,9 +219,8 @@ def _tell_of_graph_break(translator, *arguments, **named):
 
 @contextlib.contextmanager
 def _trace():
-    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread. The code that
-    it makes has no marks for profilers: they are branches since PyTorch 2.15, and bytecode.is_plain() takes none."""
-    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(record_runtime_overhead=False), \
+    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
+    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(UNMARKED), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
             mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):

@@ -47,17 +47,16 @@ def _selecting():
         fake_implementations[function] = theirs
 
 
+_theirs = torch.nn.functional.linear_cross_entropy
+# Another function with the same code, so that Dynamo does not replace it by its polyfill again.
+_in_one_piece = types.FunctionType(_theirs.__code__, _theirs.__globals__, _theirs.__name__)
+_in_one_piece.__kwdefaults__ = _theirs.__kwdefaults__
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
+    _theirs: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 }
-if hasattr(torch.nn.functional, "linear_cross_entropy"):  # not in 2.12
-    _theirs = torch.nn.functional.linear_cross_entropy
-    _STAND_INS[_theirs] = _linear_cross_entropy
-    # Another function with the same code, so that Dynamo does not replace it by its polyfill again.
-    _in_one_piece = types.FunctionType(_theirs.__code__, _theirs.__globals__, _theirs.__name__)
-    _in_one_piece.__kwdefaults__ = _theirs.__kwdefaults__
 _batch_norm = BatchNorm.forward
 
 
@@ -75,9 +74,6 @@ def _cumulative_batch_norm(self, x):
             share = self.num_batches_tracked.to(kept.dtype).reciprocal()
             kept.mul_(1 - share).add_(new * share)
     return y
-
-
-_GRADIENTS = {"trace_autograd_ops": True} if hasattr(dynamo_config, "trace_autograd_ops") else {}  # not in 2.12
 
 
 _as_python_constant = TensorVariable.as_python_constant
@@ -164,8 +160,8 @@ def capturing(module, exchanges: bool = False, **options):
         forwards[BatchNorm] = _cumulative_batch_norm
     if exchanges and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, **_GRADIENTS, **options), \
-            frames.tracing(functools.partial(_in_place, forwards)):
+    with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, trace_autograd_ops=True,
+                             **options), frames.tracing(functools.partial(_in_place, forwards)):
         yield
 
 

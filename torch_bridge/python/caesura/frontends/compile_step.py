@@ -14,7 +14,7 @@ from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.capture.aliasing import data_assignments, share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
-from caesura.capture.compat import (BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
+from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
                                     aot_autograd, get_decompositions, has_accumulation_hooks, has_hooks, mark_stepped,
                                     takes_hooks, tree_leaves_with_path, tree_map_only)
@@ -44,8 +44,6 @@ from caesura.runtime.step_ranks import StepRanks
 
 
 collect_from(_core.take_step_counts)
-# Older releases than 2.13 count the graphs of all steps together.
-_ISOLATED = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
@@ -164,7 +162,7 @@ class CompiledStep(Suspendable, Ranked):
             optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
             return_counts(optimizer)
         self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
-                                   recompile_limit=_CAPTURES, **_ISOLATED)
+                                   recompile_limit=_CAPTURES, isolate_recompiles=True)
 
     def _describe(self, changing=None):
         self._calls = []
@@ -473,7 +471,7 @@ class CompiledStep(Suspendable, Ranked):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:
-                        if self._gives_leaves or "requires_grad_()" not in str(error):
+                        if self._gives_leaves or REQUIRES_GRAD not in str(error):
                             raise
                         self._gives_leaves = True
                         return self._call(*args, **kwargs)
