@@ -60,6 +60,30 @@ TEST(ValueCaching, HitsOnlyWhileTheVersionStands) {
   EXPECT_EQ(cache.misses(), 12u);
 }
 
+TEST(ValueCaching, AValueOfTwoParametersFollowsEachOfThem) {
+  auto graph = GraphOf(R"((float[1] x) => (float[1] y) <float[1] v = {1}, float[1] w = {10}> {
+    s = Add (v, w)
+    y = Add (s, x)
+  })");
+  auto plan = PlanOf(graph, {Ramp(Shape{1})},
+                     {.parameters = {graph->FindValue("v"), graph->FindValue("w")}});
+  ParameterSet parameters;
+  parameters.Add("v", Tensor::Of<float>(Shape{1}, {1}));
+  parameters.Add("w", Tensor::Of<float>(Shape{1}, {10}));
+  ValueCache cache(plan->cache_entries());
+  RunOptions options;
+  options.parameters = &parameters;
+  options.cache = &cache;
+  ExecutionState state(plan);
+  auto run = [&] { return ToFloats(Finish(state, {Floats(Shape{1}, {0})}, options).value()[0]); };
+  EXPECT_THAT(run(), ElementsAre(11));
+  parameters.Replace(0, Tensor::Of<float>(Shape{1}, {2}));
+  EXPECT_THAT(run(), ElementsAre(12));
+  parameters.Replace(1, Tensor::Of<float>(Shape{1}, {20}));
+  EXPECT_THAT(run(), ElementsAre(22));
+  EXPECT_EQ(cache.misses(), 3u);
+}
+
 TEST(ValueCaching, WithoutACacheValuesAreComputedInEachRun) {
   auto graph =
       GraphOf("(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { n = Neg (w) y = Add (n, x) }");

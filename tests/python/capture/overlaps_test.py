@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 import caesura  # noqa: E402
+from caesura.capture.aliasing import share_memory  # noqa: E402
 
 
 class Writing(nn.Module):
@@ -60,6 +61,13 @@ def test_a_call_is_as_in_eager(kind, overlapping, order, compiler):
         for make in (overlapping, apart) if order == "overlapping first" else (apart, apart, apart, overlapping, apart):
             torch.testing.assert_close(wrapped(*make(ours)), eager(*make(eager)))
             torch.testing.assert_close(ours.seen, eager.seen)
+
+
+def test_memory_is_shared_up_to_the_last_element():
+    base = torch.zeros(9)
+    for a, b in (base[:4], base[3:]), (base[:7:3], base[6:]), (base.view(3, 3).t(), base[8:]):
+        assert share_memory(a, b) and share_memory(b, a)
+    assert not share_memory(base[:4], base[4:]) and not share_memory(base[:7:3], base[7:])
 
 
 @pytest.mark.parametrize("calls_before", [0, 3])
