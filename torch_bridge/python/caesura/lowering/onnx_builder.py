@@ -121,7 +121,7 @@ class Writer:
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
     stated: list = field(default_factory=list)  # results whose dtype and shape no schema gives
-    assigned: list = field(default_factory=list)  # (placeholder, what a step leaves in it), of what FX's outputs do not tell
+    left_statistics: set = field(default_factory=set)  # FX's batch norms whose running statistics a training session updates
     origin: dict = field(default_factory=dict)
     _constants: dict = field(default_factory=dict)
     _known: dict = field(default_factory=dict)  # SymInt's expression to the scalar that holds its value

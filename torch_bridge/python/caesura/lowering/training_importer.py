@@ -25,31 +25,27 @@ from caesura.lowering.registry import TABLE, Refused, aten
 from caesura.reports import fall_back
 
 
-def _is_made_into_more(node, index):
-    """True if the new statistic is used beyond its buffer (an instance norm takes a mean of it)."""
-    return any(user.args[1] == index and any(reader.op != "output" for reader in user.users) for user in node.users)
-
-
-def _buffer(node, index):
-    """The statistic that the call's argument `index` was before other calls of the same batch norm."""
-    source = node.args[index]
-    while source.target is operator.getitem and source.args[0].target == node.target:
-        source = source.args[0].args[index]
-    return source
+def leaves_statistics(node, written: dict) -> bool:
+    """True if a batch norm reads its running statistics as they were before the step, and what it makes of them is only left
+    there: a training session does that by itself. written: each input that is written to, and what it becomes."""
+    if node.target != aten._native_batch_norm_legit_functional.default or is_read(node, 1) or is_read(node, 2):
+        return False
+    if node.args[3].meta["val"].dtype == torch.float64:  # epsilon and momentum, as attributes, would be rounded to float32
+        return False
+    news = [next((user for user in node.users if user.args[1] == i), None) for i in (3, 4)]
+    return all(new is not None and written.get(node.args[i]) is new and all(reader.op == "output" for reader in new.users)
+               for i, new in zip((3, 4), news))
 
 
 def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, epsilon):
     if not training:
         none = w.full(0, x.dtype, (0,))
         return fixed_batch_norm(w, node, x, weight, bias, mean, variance, epsilon), none, none, mean, variance
-    if mean.dtype == torch.float64:  # epsilon and momentum, as attributes, would be rounded to float32
-        made = TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
-        w.assigned += [(_buffer(node, i), made[i]) for i in (3, 4) if not _is_made_into_more(node, i)]
-        return made
-    if is_read(node, 1) or is_read(node, 2) or _is_made_into_more(node, 3) or _is_made_into_more(node, 4):
-        return TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
     if momentum is None:
         raise Refused("running statistics as a plain mean of all batches")
+    if node not in w.left_statistics:
+        made = TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
+        return *made[:3], *(_detach(w, node, statistic) for statistic in made[3:])  # autograd knows no gradient of theirs
     dtype, shape = result(node, 0)
     x = w.cast(x, mean.dtype)
     weight = w.full(1, mean.dtype, mean.shape) if weight is None else weight
@@ -285,8 +281,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     result_ = importer.values[loss]
     importer.writer.node("Identity", [result_], ["loss"])
     outputs = [Tensor("loss", result_.dtype, result_.shape)]
-    assigned = [(names[node], value) for node, value in importer.writer.assigned if node in names]
-    for name, value in [(name, importer.values[node]) for name, node in writes] + assigned:
+    for name, value in [(name, importer.values[node]) for name, node in writes]:
         value = importer.writer.scalar(value) if isinstance(value, Scalar) else value
         outputs.append(Tensor(importer.writer.fresh("written"), value.dtype, value.shape))
         importer.writer.node("Assign", [name, value], [outputs[-1].name], domain=DOMAIN)

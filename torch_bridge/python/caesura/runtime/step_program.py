@@ -17,7 +17,7 @@ from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.ops.exchange import is_exchange
-from caesura.lowering.training_importer import import_forward, number_input
+from caesura.lowering.training_importer import import_forward, leaves_statistics, number_input
 from caesura.reports import RECORD
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.user_code import with_source
@@ -259,7 +259,7 @@ class CapturedStep(StepProgram):
         name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)
-        statistics, writes = self._writes
+        kept, writes, norms = self._writes
         groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
         has_dtensors = any(is_dtensor(v) for _, _, v in tensors)
         self.is_parallel |= has_dtensors
@@ -267,7 +267,7 @@ class CapturedStep(StepProgram):
         for i, node, value in tensors:
             trained = id(value) in recipe.trained and i in self.reached
             names[node] = name = name_of[id(value)]
-            if trained or node in statistics:
+            if trained or node in kept:
                 bound.append((name, i, value))
             else:
                 self.feeds.append((name, i))
@@ -275,6 +275,7 @@ class CapturedStep(StepProgram):
                     self.constants.append((name, value))
         try:
             importer = self.make_importer(groups=groups)
+            importer.writer.left_statistics = norms
             model = import_forward(importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
@@ -302,16 +303,18 @@ class CapturedStep(StepProgram):
         self.dtype = self.loss.meta["val"].dtype
 
     def _written(self, values, names):
-        """The placeholders of buffers that the program writes to, and what else than batch norms' statistics is left in them:
-        (name, node). Sets `counters`, the buffers that it does not know of."""
-        target = torch.ops.aten._native_batch_norm_legit_functional.default
+        """The placeholders of buffers that the program writes to; what it leaves in them, (name, node) each; and the batch
+        norms whose statistics the session writes itself. Sets `counters`, the buffers that it does not know of."""
         trained = self.owner.recipe.trained
         kept = {id(b) for b in self.owner.module.buffers()}
         kept |= {id(p) for p in self.owner.module.parameters() if id(p) not in trained}  # a momentum encoder's
+        written = {self.placeholders[position]: result for position, result in self.written}
+        norms = {node for node in self.module.graph.nodes if leaves_statistics(node, written)}
         found, writes, self.counters = set(), [], []
         for position, result in self.written:
             node, value = self.placeholders[position], values[position]
-            if result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int):
+            if (result.target == torch.ops.aten.add.Tensor and result.args[0] is node and isinstance(result.args[1], int)
+                    and not result.kwargs):
                 self.counters.append((position, result.args[1]))
                 continue
             if is_dtensor(value):
@@ -323,9 +326,9 @@ class CapturedStep(StepProgram):
             if value.is_complex():
                 raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, whose numbers are complex")
             found.add(node)
-            if not (result.args and getattr(result.args[0], "target", None) == target):
+            if not (result.args and result.args[0] in norms):
                 writes.append((names[id(value)], result))
-        return found, writes
+        return found, writes, norms
 
     def _results(self):
         """The results that the call leaves in attributes: (name, node). Sets `kept`, and sets `gives`, the functions
