@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
 
 import caesura  # noqa: E402
+from program_cache_test import folder  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 
@@ -105,3 +106,76 @@ STATISTICS = {
 @pytest.mark.parametrize("forward", STATISTICS.values(), ids=STATISTICS)
 def test_statistics_are_written_more_than_once(forward, dtype):
     steps_as_eager(forward, dtype)
+
+
+# --- hooks that come and go between calls ----------------------------------------------------------------------------
+
+def triple(module, given, out):
+    return out * 3
+
+
+def of_tanh(module, given, out=None):
+    return None if not isinstance(module, nn.Tanh) else (given[0] * 2,) if out is None else out * 2
+
+
+hooks_of_all = nn.modules.module
+HOOKS = {
+    "of the module": lambda m, loss: [m.register_forward_hook(triple)],
+    "before the module": lambda m, loss: [m.register_forward_pre_hook(lambda module, given: (given[0] * 3,))],
+    "of a part": lambda m, loss: [m[0].register_forward_hook(triple)],
+    "before a part": lambda m, loss: [m[1].register_forward_pre_hook(lambda module, given: (given[0] * 3,))],
+    "of the loss": lambda m, loss: [loss.register_forward_hook(triple)],
+    "of every module": lambda m, loss: [hooks_of_all.register_module_forward_hook(of_tanh)],
+    "before every module": lambda m, loss: [hooks_of_all.register_module_forward_pre_hook(of_tanh)],
+}
+BACKWARD_HOOKS = {
+    "of a part": lambda m, loss: m[0].register_full_backward_hook(lambda module, dx, dy: None),
+    "before a part": lambda m, loss: m[0].register_full_backward_pre_hook(lambda module, dy: None),
+    "of the loss": lambda m, loss: loss.register_full_backward_hook(lambda module, dx, dy: None),
+    "of every module": lambda m, loss: hooks_of_all.register_module_full_backward_hook(lambda module, dx, dy: None),
+    "before every module": lambda m, loss: hooks_of_all.register_module_full_backward_pre_hook(lambda module, dy: None),
+}
+
+
+def hookable():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double(), nn.MSELoss()
+
+
+def follow_hooks(register, hooked):
+    """Steps beside eager; hooked: the steps that run with the hook."""
+    (plain, loss), (ours, own_loss) = hookable(), hookable()
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, ours))
+    step = caesura.compile_step(ours, own_loss, second)
+    for i, (x, target) in enumerate(data(4)):
+        results = []
+        for ask_ours in (False, True):
+            hooks = register(*((ours, own_loss) if ask_ours else (plain, loss))) if i in hooked else []
+            results.append(step(x, target) if ask_ours else eager_step(plain, first, x, target, loss))
+            for hook in hooks:
+                hook.remove()
+        torch.testing.assert_close(*results, msg=lambda m: f"step {i}: {m}")
+
+
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
+def test_hooks_come_and_go(register, folder):
+    follow_hooks(register, {2})
+    torch._dynamo.reset()
+    follow_hooks(register, {0, 1})  # programs are on disk
+
+
+@pytest.mark.parametrize("register", BACKWARD_HOOKS.values(), ids=BACKWARD_HOOKS)
+def test_hooks_around_the_backward_are_refused(register):
+    module, loss_fn = hookable()
+    step = caesura.compile_step(module, loss_fn, torch.optim.SGD(module.parameters(), lr=0.1))
+    x, target = data(1)[0]
+    step(x, target)
+    before = [p.clone() for p in module.parameters()]
+    hook = register(module, loss_fn)
+    try:
+        with pytest.raises(caesura.StepRefused, match="gradient hooks are not called by a step: .* has backward hooks"):
+            step(x, target)
+    finally:
+        hook.remove()
+    assert all(map(torch.equal, before, module.parameters()))
+    step(x, target)

@@ -280,10 +280,21 @@ def schema(overload):
     return overload._schema
 
 
+def backward_hooks(module) -> list:
+    """A module's dicts of hooks around its backward."""
+    return [vars(module)[f"_{name}_hooks"] for name in ("backward", "backward_pre")]
+
+
 def global_hooks() -> list:
     """The dicts of hooks of all modules."""
     held = vars(torch.nn.modules.module)
     return [hooks for name, hooks in held.items() if name.startswith("_global_") and isinstance(hooks, dict)]
+
+
+def global_backward_hooks() -> list:
+    """Those of them that are called in the backward."""
+    held = vars(torch.nn.modules.module)
+    return [held["_global_backward_hooks"], held["_global_backward_pre_hooks"]]
 
 
 def step_hooks(optimizer) -> list:

@@ -16,12 +16,12 @@ from caesura.capture.aliasing import data_assignments, share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
-                                    aot_autograd, get_decompositions, has_accumulation_hooks, has_hooks, mark_stepped,
-                                    takes_hooks, tree_leaves_with_path, tree_map_only)
+                                    aot_autograd, get_decompositions, global_hooks, mark_stepped, takes_hooks,
+                                    tree_leaves_with_path, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
-from caesura.capture.frames import first_line, is_users_error, place_of, quietly, tracing, watch, why
+from caesura.capture.frames import is_users_error, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
@@ -33,6 +33,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import as_leaf, drop_detached, mark_cuts, reached_inputs, record, takes_gradients
 from caesura.frontends.ranked import Ranked
+from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.reports import collect_from, recorded, write_page
@@ -44,6 +45,7 @@ from caesura.runtime.step_ranks import StepRanks
 
 
 collect_from(_core.take_step_counts)
+_HOOKS = global_hooks()
 _CALLS = 8  # shapes, modes and kinds of arguments that a step goes back and forth between
 _CAPTURES = 64  # of one step
 _TRIALS = 3  # calls of a program, after which none of its keys is looked at
@@ -278,6 +280,7 @@ class CompiledStep(Suspendable, Ranked):
     def _loss(self, *args, **kwargs):
         if self._gives_leaves:
             args, kwargs = tree_map_only(torch.Tensor, as_leaf, (args, kwargs))
+        _ = [len(hooks) for hooks in _HOOKS]  # so that dynamo's guards hold them
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)
@@ -287,13 +290,6 @@ class CompiledStep(Suspendable, Ranked):
             raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
         # The clone separates the loss from other values. Dynamo needs the detach to return it after a requires_grad_().
         return as_loss(loss.clone())
-
-    def _refuse_hooks(self):
-        """Refuses hooks that PyTorch's backward would call and the program would not."""
-        hooked = [self.names[id(p)] for group in self.optimizer.param_groups for p in group["params"]
-                  if has_hooks(p) or has_accumulation_hooks(p)]
-        if hooked:
-            raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
 
     def _capture(self, graph, example_inputs):
         example_inputs = take_as_given(graph, example_inputs)
@@ -351,7 +347,7 @@ class CompiledStep(Suspendable, Ranked):
         """Runs a call that matches none of `_calls`."""
         self.ranks.join(self.programs)
         self.check_optimizer()
-        self._refuse_hooks()
+        refuse_hooks(self)
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
             parameter.data = parameter.data.contiguous()
         key = None
@@ -443,22 +439,6 @@ class CompiledStep(Suspendable, Ranked):
     def _keep(self, call):
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
-    def _raise_as_eager(self, error, args, kwargs):
-        """Raises the forward's own error if that error ended the capture. Buffers keep their values."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        try:
-            with torch.random.fork_rng([]), torch.enable_grad():
-                self._loss(*args, **kwargs)
-        except Exception as own:
-            own.__suppress_context__ = True
-            raise
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-        raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
-                          f"(at {place_of(error)})") from None
-
     def _run(self, *args, **kwargs):
         with torch.enable_grad(), quietly(), tracing():
             try:
@@ -467,7 +447,7 @@ class CompiledStep(Suspendable, Ranked):
                         return self._call(*args, **kwargs)
                     except Unsupported:
                         pass  # a logging call prevents a new capture; nothing has run
-                with capturing(self.module, exchanges=True, ignore_logging_functions=logging_calls()):
+                with capturing(self.module, exchanges=True, skip_nnmodule_hook_guards=False, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:
@@ -479,10 +459,10 @@ class CompiledStep(Suspendable, Ranked):
                 raise StepRefused(f"captured {_CAPTURES} times, each call differs from all before: an attribute, a number or a "
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
             except (TorchRuntimeError, IndexError, AssertionError) as error:
-                self._raise_as_eager(error, args, kwargs)
+                raise_as_eager(self, error, args, kwargs)
             except (Unsupported, UserError, InternalTorchDynamoError, GuardOnDataDependentSymNode) as error:
                 if is_users_error(error):
-                    self._raise_as_eager(error, args, kwargs)
+                    raise_as_eager(self, error, args, kwargs)
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
                 raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
             except BackendCompilerFailed as error:

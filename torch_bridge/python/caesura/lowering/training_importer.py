@@ -2,7 +2,6 @@
 """Imports a captured forward as a model to train: training mode switches its ONNX batch norms and dropout on."""
 
 import functools
-import operator
 
 import torch
 from onnx.helper import make_attribute

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compile_step refuses because eager training would do it otherwise, and what it raises as eager training does."""
+
+import torch
+
+from caesura.capture.compat import backward_hooks, global_backward_hooks, has_accumulation_hooks, has_hooks
+from caesura.capture.frames import first_line, place_of
+from caesura.runtime.step_program import StepRefused
+
+
+def refuse_hooks(step) -> None:
+    """Refuses hooks that PyTorch's backward would call and the program would not."""
+    hooked = [step.names[id(p)] for group in step.optimizer.param_groups for p in group["params"]
+              if has_hooks(p) or has_accumulation_hooks(p)]
+    if hooked:
+        raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
+    roots = [root for root in (step.module, step.loss_fn) if isinstance(root, torch.nn.Module)]
+    hooked = [name or type(root).__name__ for root in roots for name, part in root.named_modules() if any(backward_hooks(part))]
+    hooked += ["every module"] if any(global_backward_hooks()) else []
+    if hooked:
+        raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has backward hooks")
+
+
+def raise_as_eager(step, error, args, kwargs):
+    """Raises the forward's own error if that error ended the capture. Buffers keep their values."""
+    buffers = [(buffer, buffer.clone()) for buffer in step.module.buffers()]
+    try:
+        with torch.random.fork_rng([]), torch.enable_grad():
+            step._loss(*args, **kwargs)
+    except Exception as own:
+        own.__suppress_context__ = True
+        raise
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
+                      f"(at {place_of(error)})") from None
