@@ -7,7 +7,7 @@ import collections
 import torch
 
 from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, storage_id
-from caesura.capture.stop_gradient import written_to
+from caesura.capture.shared_memory import written_to
 from caesura.reports import fall_back
 
 
@@ -73,8 +73,8 @@ def unless_overlapping(compiled, module: torch.fx.GraphModule, written):
 def share_storage(graph: torch.fx.Graph) -> list:
     """The nodes of Dynamo's graph that write to memory which two inputs share, in the captured call."""
     held = collections.Counter(map(_storage, graph.find_nodes(op="placeholder")))
-    writes = ((node, written_to(node)) for node in graph.nodes)
-    return [node for node, target in writes if target is not None and _storage(target) and held[_storage(target)] > 1]
+    writes = ((node, target) for node in graph.nodes for target in written_to(node))
+    return [node for node, target in writes if _storage(target) and held[_storage(target)] > 1]
 
 
 def hidden_writes(graph: torch.fx.Graph) -> list:
@@ -87,7 +87,7 @@ def hidden_writes(graph: torch.fx.Graph) -> list:
             reads[node] = inputs[source]
         elif isinstance(source, torch.fx.Node) and source in reads and _storage(node) == _storage(source):
             reads[node] = reads[source]
-    return sorted({reads[node] for node in map(written_to, graph.nodes) if node in reads})
+    return sorted({reads[target] for node in graph.nodes for target in written_to(node) if target in reads})
 
 
 def unnoticed(call, positions):

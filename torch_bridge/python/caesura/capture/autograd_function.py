@@ -41,7 +41,7 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
             runs = [torch.fx.Interpreter(_without_modes(getattr(module, body.target))).run for body in bodies]
             given = [argument for argument in node.args if argument not in bodies]
             forward, backward = (_give_on, _hooked(runs[0], len(given))) if is_hook else runs
-            functions.append(_Function(forward, backward, len(functions), set(node.kwargs.get(NON_DIFFERENTIABLE, ()))))
+            functions.append(Function(forward, backward, len(functions), set(node.kwargs.get(NON_DIFFERENTIABLE, ()))))
             node.target, node.args, node.kwargs = functions[-1], tuple(given), {}
             for body in bodies:
                 module.graph.erase_node(body)
@@ -85,7 +85,7 @@ def _without_modes(module):
     return module
 
 
-class _Function:
+class Function:
     """The call in dynamo's graph. forward: gives the results and what is saved; backward: takes the results' gradients and
     what was saved, and gives those of the arguments. fixed: the results that have no gradient."""
 
@@ -127,6 +127,11 @@ class _Function:
             traced = make_fx(run, decomposition_table=decompositions)(*given)
         traced.graph.eliminate_dead_code()
         return traced
+
+
+def value_of_first(number) -> Function:
+    """A call that gives the first one's values of two tensors, with the second one's gradient."""
+    return Function(lambda value, of: (value, ()), lambda dy: (None, dy), number, set())
 
 
 def _is_float(value):

@@ -6,69 +6,66 @@ gradients are stopped in the trace.
 """
 
 import functools
-import inspect
-import operator
+import logging
 
 import torch
 
-from caesura.capture.compat import (get_unwrapped, is_functorch_wrapped_tensor, make_fx, set_grad_enabled, storage_id,
-                                    tree_leaves)
+from caesura.capture.compat import make_fx, set_grad_enabled
 from caesura.capture.fx_meta import describe
+from caesura.capture.shared_memory import SharedMemory, group_of, is_tracked, name_of, tensors_of, written_to
 
 aten = torch.ops.aten
 _MARK = "caesura_cut"
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
-_WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
-_WRITING.add(operator.setitem)
 
 
 def takes_gradients(graph: torch.fx.GraphModule) -> bool:
     """True if calls in Dynamo's graph take gradients, which the loss may depend on."""
-    return any(node.op == "call_function" and _name(node) in _GRADIENTS for node in graph.graph.nodes)
+    return any(node.op == "call_function" and name_of(node) in _GRADIENTS for node in graph.graph.nodes)
 
 
-def mark_cuts(graph: torch.fx.GraphModule, keep_modes: bool = False) -> list:
+def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = False) -> list:
     """Marks the calls in Dynamo's graph that no gradient passes, and removes the mode switches, since AOTAutograd would
-    obey the last one and trace a backward. keep_modes: keeps them, for gradients that the graph itself takes. Returns a
-    line for each place that marks cannot express."""
+    obey the last one and trace a backward. functions: as take_functions() gives them; more may be added. keep_modes:
+    keeps the switches, for gradients that the graph itself takes. Returns a line for each place that marks cannot express."""
     problems, recording, inference = [], True, 0
     for node in graph.graph.find_nodes(op="call_method", target="item"):
         _detach(graph, node)
     leaves = {node.args[0] for node in graph.graph.find_nodes(op="call_method", target="requires_grad_")}
-    tracked, cut = set(), {}  # storages of tensors that require gradients; their views that do not, and the calls that made them
-    stale = set()  # views of those whose storage was written to since
-    for node in graph.graph.nodes:
+    memory = SharedMemory(graph, functions, keep_modes)
+    cut, stale = {}, set()  # views that do not require gradients, by what they are views of; those of them written to since
+    for node in list(graph.graph.nodes):
         if node.target is set_grad_enabled:
             recording = node.args[0]
         inference += _inference(node)
         if inference and keep_modes:
             problems.append(f"inference_mode in a forward that takes gradients (at {describe(node)})")
-        results, given = _tensors(node), [t for source in node.all_input_nodes for t in _tensors(source)]
-        problems += [f"{_name(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
+        given, written = [t for source in node.all_input_nodes for t in tensors_of(source)], written_to(node)
+        problems += [f"{name_of(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
                      for source in node.all_input_nodes if source in stale]
-        written = written_to(node)
-        if written is not None:
-            for tensor in _tensors(written):
-                storage = _storage(tensor)
-                if storage in tracked and (not _tracked(tensor) or not recording or inference):
-                    problems.append(f"{_name(node)} writes, past the gradients, to what depends on a parameter "
-                                    f"(at {describe(node)})")
-                stale.update(cut.get(storage, ()))
-            results = results or _tensors(written)
-        if any(map(_tracked, given)) and results and (node in leaves or not any(map(_tracked, results))):
-            node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
+        passes = any(map(memory.tracks, given))
+        problems += memory.enter(node, written, recording and not inference)
+        for group in memory.changed:
+            stale.update(cut.get(group, ()))
+        results = [t for target in written for t in tensors_of(target)] or tensors_of(node)
+        if passes and results and (node in leaves or not any(map(memory.tracks, results))):
+            mark(node)
             if not _passes_marks():
-                problems.append(f"{_name(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
+                problems.append(f"{name_of(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
                                 f"(at {describe(node)})")
-            for tensor in results:
-                if _storage(tensor) in tracked:
-                    cut.setdefault(_storage(tensor), []).append(node)
-        tracked.update(_storage(t) for t in results if _tracked(t))
+            for group in map(group_of, results):
+                if any(map(memory.tracks, memory.members.get(group, ()))):
+                    cut.setdefault(group, []).append(node)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
+
+
+def mark(node):
+    """Marks a call in Dynamo's graph as one that no gradient passes."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
 
 
 def _detach(graph, node):
@@ -101,15 +98,33 @@ def drop_detached(module: torch.fx.GraphModule):
     module.recompile()
 
 
-def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
+class FailsInBackward(RuntimeError):
+    """The error that eager's backward raises, too: a call has written to what another one's gradient needs."""
+
+
+def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: list) -> set:
     """The positions of dynamo's inputs that autograd would hand a gradient of `loss`: PyTorch's optimizers leave the others as
-    they are, where a gradient of zeros would have them decay."""
+    they are, where a gradient of zeros would have them decay. functions: as take_functions() gives them. To be called before
+    mark_cuts(). Raises FailsInBackward."""
+    inputs = graph.graph.find_nodes(op="placeholder")
+    value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
+    if whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes)):
+        # Autograd knows. Dynamo's tensors have no values, but their gradients.
+        leaves = {i: t for i, node in enumerate(inputs) for t in tensors_of(node) if t.is_leaf and t.requires_grad}
+        try:
+            with value.fake_mode:
+                gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+            return {i for i, gradient in zip(leaves, gradients) if gradient is not None}
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise FailsInBackward(str(error)) from None
+            logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
     leads = {loss}
     for node in reversed(graph.graph.nodes):
-        passes = "example_value" not in node.meta or any(map(_tracked, _tensors(node)))
-        if (node in leads and passes) or written_to(node) is not None:
+        passes = "example_value" not in node.meta or any(map(is_tracked, tensors_of(node)))
+        if (node in leads and passes) or written_to(node):
             leads.update(node.all_input_nodes)
-    return {i for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) if node in leads}
+    return {i for i, node in enumerate(inputs) if node in leads}
 
 
 def stop_at_cuts(module: torch.fx.GraphModule):
@@ -142,52 +157,11 @@ def _is_marked(node):
     return _MARK in node.meta.get("custom", {})
 
 
-def _name(node):
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _tensors(node):
-    return [t for t in tree_leaves(node.meta.get("example_value"))
-            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())]
-
-
-def _tracked(tensor) -> bool:
-    """True if autograd tracks the tensor, by itself or within a vmap."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor.requires_grad
-
-
-def _storage(tensor):
-    try:
-        return storage_id(tensor)
-    except NotImplementedError:  # inside of a vmap there is none
-        return id(tensor)
-
-
 def _inference(node):
     """1 where inference mode begins, -1 where it ends."""
-    if _name(node) == "_exit_inference_mode":
+    if name_of(node) == "_exit_inference_mode":
         return -int(node.args[0].args[0])
-    return int(node.args[0]) if _name(node) == "_enter_inference_mode" else 0
-
-
-def written_to(node):
-    """The node whose tensor the call writes to."""
-    if node.op == "call_method":
-        writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target != "requires_grad_"
-        return node.args[0] if writes else None
-    if node.op != "call_function":
-        return None
-    if node.target in _WRITING or (_name(node)[-1] == "_" and _name(node)[-2:] != "__"):
-        return node.args[0]
-    if node.kwargs.get("out") is not None:
-        return node.kwargs["out"]
-    try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
-    except (TypeError, ValueError):
-        return None
-    return next(iter(bound.values())) if bound.get("inplace") is True else None
+    return int(node.args[0]) if name_of(node) == "_enter_inference_mode" else 0
 
 
 def as_leaf(value):

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile_step of writes to tensors that share memory and not gradients (detach, .data, no_grad): all that a step leaves is
+eager's, in float64."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from compile_step_edges_test import data, eager_step, make, steps_as_eager  # noqa: E402
+
+F = torch.nn.functional
+CASES = {}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def case(forward):
+    CASES[forward.__name__.replace("_", " ")] = forward
+
+
+@case
+def adapter_on_detached(m, x):
+    h = m.a(x).detach()
+    h += m.b(x)
+    return h
+
+
+@case
+def adapter_on_frozen(m, x):
+    with torch.no_grad():
+        h = m.a(x)
+    h += m.b(x)
+    return h
+
+
+@case
+def detached_copy(m, x):
+    y = m.a(x)
+    y.detach().copy_(x * m.b.weight[0])
+    return y
+
+
+@case
+def data_copy(m, x):
+    y = m.a(x)
+    y.data.copy_(x * m.b.weight[0])
+    return m.b(y)
+
+
+@case
+def detached_row(m, x):
+    y = m.a(x)
+    y.detach()[0] = m.b(x)[1]
+    return y * 2
+
+
+@case
+def new_and_detached(m, x):
+    z = torch.zeros_like(x)
+    d = z.detach()
+    d.copy_(m.a(x))
+    return d + z * m.b(x)
+
+
+@case
+def detached_before_the_write(m, x):
+    z = torch.zeros_like(x)
+    d = z.detach()
+    z.copy_(m.a(x))
+    return d * m.b(x) + z
+
+
+@case
+def scaled_data(m, x):
+    y = m.a(x)
+    y.data.mul_(2)
+    return m.b(y)
+
+
+@case
+def two_detached(m, x):
+    y = m.a(x)
+    b, c = y.detach(), y.data
+    b.add_(1)
+    c[0] = m.b(x)[0]
+    return m.b(y) + b + c
+
+
+@case
+def detached_twice(m, x):
+    y = m.a(x)
+    b = y.detach()
+    c = b.detach()
+    c.add_(m.b(x))
+    return y + b + c
+
+
+@case
+def detached_view(m, x):
+    y = m.a(x)
+    v = y[1:3]
+    b = v.detach()
+    b.mul_(3)
+    return m.b(y) + v.sum(0) + b.sum(0)
+
+
+@case
+def view_of_detached(m, x):
+    y = m.a(x)
+    b = y.detach().t()
+    b[0].copy_(m.b(x)[:, 1])
+    return y + b.t() * m.b(x)
+
+
+@case
+def part_of_data(m, x):
+    y = torch.cat([m.a(x), m.b(x)])
+    p, q = y.data.chunk(2)
+    p.add_(1)
+    return y[:4] * q
+
+
+@case
+def detached_buffer(m, x):
+    k = m.kept.detach()
+    m.kept.detach().copy_(m.a(x).mean(0))
+    return m.b(x) * m.kept + k
+
+
+@case
+def data_of_a_buffer(m, x):
+    m.kept.data.mul_(0.5)
+    return m.b(x) * m.kept
+
+
+@case
+def lists(m, x):
+    a, b = torch.zeros_like(x), m.a(x).detach()
+    torch._foreach_add_([a, b], [m.a(x), m.b(x)])
+    torch._foreach_mul_([a, b], 2)
+    return a * b
+
+
+@case
+def out(m, x):
+    o = torch.empty_like(x)
+    with torch.no_grad():
+        torch.mul(m.a(x), 2, out=o)
+    return m.b(o)
+
+
+@case
+def masks(m, x):
+    h = m.a(x).detach()
+    before = h * 2
+    h[x > 0] = 1
+    h.masked_fill_(x < -1, 0.0)
+    return m.b(h) + before
+
+
+@case
+def in_place_detach(m, x):
+    h = m.a(x).detach_()
+    h += m.b(x)
+    return h
+
+
+@case
+def gradients_within_no_grad(m, x):
+    with torch.no_grad():
+        h = m.a(x)
+        with torch.enable_grad():
+            h += m.b(x)
+        g = h * 2
+    return h + g
+
+
+@case
+def rows(m, x):
+    h = m.a(x).detach()
+    for i in range(4):
+        h[i].mul_(i)
+        h[i] += m.b(x)[i]
+    return h
+
+
+@case
+def views_under_no_grad(m, x):
+    y = m.a(x)
+    with torch.no_grad():
+        v, w = y.view(-1)[:3], m.a.weight.t()
+    return y + v * m.b(x) + x @ w
+
+
+@pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
+def test_writes_reach_what_shares_the_memory(forward):
+    steps_as_eager(forward)
+
+
+# --- what eager's backward refuses -----------------------------------------------------------------------------------
+
+def written_after(m, x):
+    y = m.a(x).exp()
+    y.add_(1)
+    return y
+
+
+def written_through_detach(m, x):
+    y = m.a(x).exp()
+    y.detach().mul_(2)
+    return y
+
+
+def view_written_after(m, x):
+    y = m.a(x)
+    z = y[0] * y[0]
+    y.add_(1)
+    return y + z
+
+
+@pytest.mark.parametrize("forward", [written_after, written_through_detach, view_written_after], ids=lambda f: f.__name__)
+def test_raises_where_eagers_backward_does(forward):
+    module, (x, target) = make(forward), data(1)[0]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    before = [p.clone() for p in module.parameters()]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as expected:
+        eager_step(module, optimizer, x, target)
+    with pytest.raises(RuntimeError) as found:
+        caesura.compile_step(module, F.mse_loss, optimizer)(x, target)
+    said = [str(error.value).split(", which")[0] for error in (found, expected)]
+    assert said[0] == said[1] and all(map(torch.equal, before, module.parameters()))

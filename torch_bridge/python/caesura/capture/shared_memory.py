@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What autograd knows of the tensors in Dynamo's graph, call by call, where calls write to memory.
+
+A write may make a tensor require gradients that did not before. And tensors may share memory without sharing gradients
+(`y.detach()`, `y.data`): a write to one changes the values of the other, whose gradients stay those of its old values.
+AOTAutograd's trace keeps values only. So such a tensor gets memory of its own here, and after each write the values are
+copied to the others, past the gradients.
+"""
+
+import inspect
+import operator
+
+import torch
+
+from caesura.capture.autograd_function import Function, value_of_first
+from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
+from caesura.capture.fx_meta import describe
+
+_WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
+_WRITING.add(operator.setitem)
+
+
+def name_of(node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def tensors_of(node) -> list:
+    """The floating-point and complex tensors among a call's results."""
+    return [t for t in tree_leaves(node.meta.get("example_value"))
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())]
+
+
+def is_tracked(tensor) -> bool:
+    """True if autograd tracks the tensor at the end of the graph, by itself or within a vmap."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    # A view that is made without gradients says that it requires one, as its base does; none reaches the base.
+    return tensor.requires_grad and (base(tensor) is None or tensor.grad_fn is not None)
+
+
+def _storage(tensor):
+    try:
+        return storage_id(tensor)
+    except NotImplementedError:  # inside of a vmap there is none
+        return id(tensor)
+
+
+def group_of(tensor):
+    """The same for a tensor and its views, which share memory and gradients."""
+    if tensor.is_inference():
+        return _storage(tensor)
+    of = None if is_functorch_wrapped_tensor(tensor) else base(tensor)
+    return id(tensor if of is None else of)
+
+
+def written_to(node) -> list:
+    """The nodes whose tensors the call writes to."""
+    if node.op == "call_method":
+        writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target != "requires_grad_"
+        return [node.args[0]] if writes else []
+    if node.op != "call_function":
+        return []
+    written = None
+    if node.target in _WRITING or (name_of(node)[-1] == "_" and name_of(node)[-2:] != "__"):
+        written = node.args[0]
+    elif node.kwargs.get("out") is not None:
+        written = node.kwargs["out"]
+    else:
+        try:
+            bound = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+        except (TypeError, ValueError):
+            return []
+        written = next(iter(bound.values())) if bound.get("inplace") is True else None
+    return [target for target in tree_leaves(written) if isinstance(target, torch.fx.Node)]
+
+
+class SharedMemory:
+    """Enter a graph's calls one after the other. functions: for gradients that pass a write. takes_gradients: whether
+    the graph itself takes gradients, which then cannot be kept."""
+
+    def __init__(self, graph: torch.fx.GraphModule, functions: list, takes_gradients: bool):
+        self.graph, self.functions, self.takes_gradients = graph.graph, functions, takes_gradients
+        self.last = {}  # storage to the number of the last call that writes to it
+        for number, node in enumerate(self.graph.nodes):
+            for target in written_to(node):
+                self.last.update((_storage(t), number) for t in tensors_of(target))
+        self.number = -1
+        self.now = {}  # of tensors in memory that is written to, by id: whether they require gradients
+        self.members = {}  # group to its tensors
+        self.leaves = set()  # groups of parameters
+        self.apart = []  # (node, a tensor that shares its memory and not its gradients), which has memory of its own here
+        self.changed = []  # groups that the call last entered has written to
+
+    def tracks(self, tensor) -> bool:
+        """True if the tensor requires gradients after the call last entered."""
+        return self.now.get(id(tensor), False) if _storage(tensor) in self.last else is_tracked(tensor)
+
+    def enter(self, node, written, recording: bool) -> list:
+        """Follows one call; recording: whether autograd records it. Returns lines that say what cannot be kept."""
+        self.number, self.changed = self.number + 1, []
+        problems = []
+        for tensor in [t for t in tensors_of(node) if _storage(t) in self.last and id(t) not in self.now]:
+            self.now[id(tensor)] = is_tracked(tensor) and self._begins_tracked(node, tensor, recording)
+            self.members.setdefault(group_of(tensor), []).append(tensor)
+            if node.op == "placeholder" and self.now.get(id(tensor)):
+                self.leaves.add(group_of(tensor))
+        if written:
+            problems += self._write(node, written, recording)
+        else:
+            problems += self._separate(node)
+        return problems
+
+    def _begins_tracked(self, node, tensor, recording) -> bool:
+        """Whether a result requires gradients when the call has made it: the call itself is asked."""
+        if tensor.is_leaf and base(tensor) is None:
+            return True
+        if not recording or not any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source)):
+            return False
+        if any("example_value" not in source.meta for source in node.all_input_nodes) or isinstance(node.target, Function):
+            return True  # a call of a graph
+        if is_functorch_wrapped_tensor(tensor):
+            return True
+
+        def like(given):
+            made = torch.empty_strided(given.size(), given.stride(), dtype=given.dtype, device=given.device)
+            return made.requires_grad_(self.tracks(given)) if given.is_floating_point() or given.is_complex() else made
+
+        with tensor.fake_mode, torch.set_grad_enabled(recording):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
+            args, kwargs = tree_map_only(torch.Tensor, like, (args, kwargs))
+            found = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+        at = next(i for i, leaf in enumerate(tree_leaves(node.meta["example_value"])) if leaf is tensor)
+        return is_tracked(tree_leaves(found)[at])
+
+    def _write(self, node, written, recording) -> list:
+        problems = []
+        gains = recording and any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source))
+        for tensor in [t for target in written for t in tensors_of(target)]:
+            group = group_of(tensor)
+            tracked = any(map(self.tracks, self.members.get(group, [tensor])))
+            if tracked and not (recording and self.tracks(tensor)):
+                problems.append(_past(node))
+            if gains:
+                self.now.update((id(member), True) for member in self.members.get(group, [tensor]))
+            self.changed.append(group)
+            problems += self._hand_on(node, group)
+        return problems
+
+    def _separate(self, node) -> list:
+        """Gives a result memory of its own if it shares memory that is written to later, and not the gradients."""
+        problems = []
+        value = node.meta.get("example_value")
+        for source in node.all_input_nodes:
+            for tensor, of in [(t, g) for t in tensors_of(node) for g in tensors_of(source)]:
+                if (_storage(tensor) != _storage(of) or group_of(tensor) == group_of(of)
+                        or self.last.get(_storage(tensor), -1) < self.number):
+                    continue
+                if value is not tensor or source.meta["example_value"] is not of or tensor.shape != of.shape:
+                    problems.append(f"{name_of(node)} shares memory that is written to later, past the gradients (at {describe(node)})")
+                    continue
+                with self.graph.inserting_after(node):
+                    own = self._like(node, self.graph.call_method("clone", (node,)), value)
+                node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+                self.apart.append((source, own))
+        return problems
+
+    def _hand_on(self, node, group) -> list:
+        """Copies what a call has written to tensors of one group to those that share its memory."""
+        problems, last, reached, found = [], node, {group}, True
+        while found:
+            pairs = [pair for a, b in self.apart for pair in ((a, b), (b, a))]
+            found = next(((a, b) for a, b in pairs if _group(a) in reached and _group(b) not in reached), None)
+            if found is None:
+                break
+            source, target = found
+            value = target.meta["example_value"]
+            reached.add(_group(target))
+            self.changed.append(_group(target))
+            if _group(target) in self.leaves:
+                problems.append(_past(node))
+            with self.graph.inserting_after(last):
+                if not self.tracks(value):
+                    copied = self.graph.call_method("detach", (source,))
+                else:
+                    if self.takes_gradients or value.is_complex():
+                        problems.append(_past(node))
+                    self.functions.append(value_of_first(len(self.functions)))
+                    copied = self.graph.call_function(self.functions[-1], (source, target))
+            with self.graph.inserting_after(self._like(node, copied, value)):
+                last = self._like(node, self.graph.call_method("copy_", (target, copied)), value)
+        return problems
+
+    @staticmethod
+    def _like(node, made, value):
+        made.meta.update(example_value=value, stack_trace=node.meta.get("stack_trace"))
+        return made
+
+
+def _group(node):
+    return group_of(node.meta["example_value"])
+
+
+def _past(node):
+    return f"{name_of(node)} writes, past the gradients, to what depends on a parameter (at {describe(node)})"
