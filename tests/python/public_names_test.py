@@ -33,6 +33,22 @@ def test_a_listed_name_is_there(name):
     assert getattr(caesura, name).__name__ == name
 
 
+def test_reports_need_no_pytorch(tmp_path):
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np, onnx, caesura
+net = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
+                              'net (float[1,2] x) => (float[1,2] y) <float[2] w = {{1, 2}}> {{ y = Mul (x, w) }}')
+session = caesura.TrainingSession(net.SerializeToString())
+with caesura.strict(), caesura.profile({str(tmp_path / "a.html")!r}):
+    session.step({{"x": np.ones((1, 2), np.float32), "target": np.array([1])}})
+caesura.reset_report()
+print(caesura.report())
+"""
+    assert run(code).startswith("own kernels 0.000 s") and (tmp_path / "a.html").exists()
+
+
 def test_a_name_that_is_not_there_is_an_error():
     with pytest.raises(AttributeError, match="'caesura' has no attribute 'wrapp'"):
         caesura.wrapp

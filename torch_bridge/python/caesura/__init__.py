@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from caesura import _core
 from caesura.integrations.tensorboard import EventWriter
+from caesura.reports import FallbackWarning, Report, StrictError, profile, report, reset_report, strict
 from caesura.sessions.inference import InferenceSession, ModelMetadata, NodeArg, get_device
 from caesura.sessions.io_binding import IOBinding, OrtValue
 from caesura.sessions.options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
@@ -27,26 +28,18 @@ if TYPE_CHECKING:  # type checkers and editors look here, since the names are lo
     from caesura.frontends.compile_step import CompiledStep, compile_step
     from caesura.frontends.export import export_step, load_step
     from caesura.frontends.wrap import wrap
-    from caesura.reports import FallbackWarning, Report, StrictError, profile, report, reset_report, strict
     from caesura.runtime.step_program import StepRefused
     from caesura.sessions.onnx_module import OnnxModule, OnnxOutputs
 
 # Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
     "CompiledStep": "caesura.frontends.compile_step",
-    "FallbackWarning": "caesura.reports",
     "OnnxModule": "caesura.sessions.onnx_module",
     "OnnxOutputs": "caesura.sessions.onnx_module",
-    "Report": "caesura.reports",
     "StepRefused": "caesura.runtime.step_program",
-    "StrictError": "caesura.reports",
     "compile_step": "caesura.frontends.compile_step",
     "export_step": "caesura.frontends.export",
     "load_step": "caesura.frontends.export",
-    "profile": "caesura.reports",
-    "report": "caesura.reports",
-    "reset_report": "caesura.reports",
-    "strict": "caesura.reports",
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [

@@ -2,14 +2,14 @@
 """Finds the user's lines: code outside of PyTorch, this package and Python's standard library."""
 
 import contextlib
+import importlib.util
 import linecache
 import os
 import re
 import sys
 
-import torch
-
-_OTHERS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
+_TORCH = importlib.util.find_spec("torch")  # None where only ONNX models are run
+_OTHERS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (_TORCH and _TORCH.origin, __file__) if path)
 _PYTHONS = os.path.dirname(contextlib.__file__) + os.sep
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)  # of a traceback: file, line, function
