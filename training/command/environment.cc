@@ -3,10 +3,16 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -33,27 +39,56 @@ std::string SystemName() {
                             : "unknown";
 }
 
-// The versions of the Python packages that caesura works with, "torch 2.13.0" and the like, as far
-// as they are installed.
-std::string PythonPackages() {
+// The folder of captured programs and compiled kernels, and whether it can be written to; a folder
+// that is not there yet is made in the nearest one that is.
+std::string ProgramCache() {
+  const std::string folder = env::ProgramCache();
+  if (folder.empty()) {
+    const std::vector<std::string> set = env::SetVariables();
+    const bool by_user =
+        std::find(set.begin(), set.end(), "CAESURA_PROGRAM_CACHE=off") != set.end();
+    return by_user ? "off" : "off: neither HOME nor XDG_CACHE_HOME is set";
+  }
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(folder, error);
+  while (!std::filesystem::exists(there, error) && there.has_relative_path())
+    there = there.parent_path();
+  if (!std::filesystem::is_directory(there, error)) errno = ENOTDIR;
+  else if (access(there.c_str(), W_OK | X_OK) == 0) return folder + " (writable)";
+  return folder + " (not writable: " + there.string() + ": " + std::strerror(errno) + ")";
+}
+
+// Rows of what Python says: the versions of the packages that caesura works with, "torch 2.13.0"
+// and the like, as far as they are installed, and whether the library that calls PyTorch can be
+// loaded.
+std::vector<std::pair<std::string, std::string>> PythonRows() {
   constexpr char kScript[] =
       "import importlib.metadata as m, sys\n"
       "print('Python', sys.version.split()[0])\n"
       "for name in 'caesura-train caesura torch numpy onnx onnxruntime safetensors transformers "
       "lightning accelerate'.split():\n"
       "    try: print(name, m.version(name))\n"
-      "    except m.PackageNotFoundError: pass\n";
+      "    except m.PackageNotFoundError: pass\n"
+      "try:\n"
+      "    from caesura import torch_kernels\n"
+      "    state = torch_kernels.state()\n"
+      "except Exception as error: state = 'unknown: %s: %s' % (type(error).__name__, error)\n"
+      "print('\\t', ' '.join(state.split()))\n";
   const std::string command = "'" + env::Python() + "' -c \"" + kScript + "\" 2>/dev/null";
-  std::FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return "";
-  std::string out;
-  for (char text[256]; std::fgets(text, sizeof(text), pipe) != nullptr;) {
-    std::string line = text;
-    while (line.ends_with('\n')) line.pop_back();
-    out += (out.empty() ? "" : ", ") + line;
+  std::string packages, bridge = "unknown: '" + env::Python() + "' does not run";
+  if (std::FILE* pipe = popen(command.c_str(), "r")) {
+    std::string line;
+    for (char text[256]; std::fgets(text, sizeof(text), pipe) != nullptr;) {
+      line += text;
+      if (!line.ends_with('\n')) continue;
+      line.pop_back();
+      if (line.starts_with("\t ")) bridge = line.substr(2);
+      else packages += (packages.empty() ? "" : ", ") + line;
+      line.clear();
+    }
+    pclose(pipe);
   }
-  pclose(pipe);
-  return out;
+  return {{"Python packages", packages}, {"PyTorch library", bridge}};
 }
 
 int RunEnv(const std::string& json) {
@@ -62,8 +97,8 @@ int RunEnv(const std::string& json) {
   rows.emplace_back("cores", std::to_string(sysconf(_SC_NPROCESSORS_ONLN)));
   rows.emplace_back("memory", std::to_string(env::MemoryBytes() >> 20) + " MiB, swap included");
   rows.emplace_back("system", SystemName());
-  rows.emplace_back("program cache", env::ProgramCache().empty() ? "off" : env::ProgramCache());
-  rows.emplace_back("Python packages", PythonPackages());
+  rows.emplace_back("program cache", ProgramCache());
+  for (auto& row : PythonRows()) rows.push_back(std::move(row));
   for (const std::string& variable : env::SetVariables()) {
     const size_t equals = variable.find('=');
     rows.emplace_back(variable.substr(0, equals), variable.substr(equals + 1));
