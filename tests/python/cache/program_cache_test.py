@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import errno
 import functools
 import importlib.util
 import itertools
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
+from caesura import reports  # noqa: E402
 from caesura.cache import disk, known_code  # noqa: E402
 from caesura.cache.fingerprint import Fingerprint, Unkeyed, traced  # noqa: E402
 from compile_step_calls_test import both  # noqa: E402
@@ -403,11 +405,53 @@ def test_the_folder_stays_small(folder, monkeypatch):
     assert sorted(f.name[0] for f in folder.iterdir()) == ["b", "d"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_of(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_to_is_told_of_once(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr(reports.RECORD, "lost", {})
     monkeypatch.setenv("CAESURA_PROGRAM_CACHE", str(tmp_path / "file" / "programs"))
-    with pytest.warns(RuntimeWarning, match="not kept"):
+    with pytest.warns(caesura.FallbackWarning, match=r"program cache is not used: .*file/programs: Not a directory") as told:
         assert not hit(Net(), batches(1)[0])
+        assert not hit(Net(), batches(1)[0])
+    assert len(told) == 1 and told[0].filename == __file__
+    assert "not used: the program cache: " in str(caesura.report())
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="Not a directory"):
+        hit(Net(), batches(1)[0])
+
+
+def test_a_folder_without_space_is_told_of(folder, monkeypatch):
+    monkeypatch.setattr(reports.RECORD, "lost", {})
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk.tempfile, "mkstemp", full)
+    with pytest.warns(caesura.FallbackWarning, match="programs: No space left on device"):
+        disk.store("a" * 64, {}, b"")
+
+
+def test_a_folder_that_is_only_read_is_used(folder, monkeypatch):
+    monkeypatch.setattr(reports.RECORD, "lost", {})
+    disk.store("a" * 64, {"b": 1}, b"")
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(disk.os, "utime", refuse)
+    assert disk.load("a" * 64) == ({"b": 1}, b"")
+    assert not caesura.report().lost
+
+
+def test_a_cache_without_a_home_is_told_of(monkeypatch):
+    monkeypatch.setattr(reports.RECORD, "lost", {})
+    for name in ("CAESURA_PROGRAM_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.warns(caesura.FallbackWarning, match="neither HOME nor XDG_CACHE_HOME is set"):
+        assert not disk.enabled()
+    reports.RECORD.lost.clear()
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")  # nothing is lost: the user does without
+    with caesura.strict():
+        assert not disk.enabled()
+    assert not caesura.report().lost
 
 
 PROCESS = """

@@ -31,9 +31,8 @@ def communicator(process_group=None, gpu: Optional["_core.Gpu"] = None) -> Optio
     """
     if not has_other_ranks(process_group):
         return None
-    if not torch_kernels.load():
-        size = _given(process_group).size()
-        raise NotImplementedError(f"there are {size} ranks, and caesura was built without PyTorch: it cannot reach them")
+    if why := torch_kernels.misfit():
+        raise NotImplementedError(f"there are {_given(process_group).size()} ranks, which caesura cannot reach: {why}")
     name = host_group(process_group).group_name
     return _core.communicator(name) if gpu is None else gpu.communicator(name)
 

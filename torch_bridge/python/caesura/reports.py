@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports: how much time our kernels and PyTorch take, and which calls were left to PyTorch and why."""
+"""Reports: how much time our kernels and PyTorch take, which calls were left to PyTorch and why, and what is not used."""
 
 import contextlib
 import copy
+import logging
 import os
 import threading
 import warnings
 from dataclasses import dataclass, field
+from typing import Optional
 
 from caesura import _core
 from caesura.user_code import calling_line, is_installed, is_users
 
 
 class FallbackWarning(UserWarning):
-    """Warns that something is left to PyTorch, once for each cause; it points at the line of your code.
+    """Warns that something is left to PyTorch, or that a part of caesura is not used, once for each cause; it points at the
+    line of your code.
 
     Example::
 
@@ -22,7 +25,7 @@ class FallbackWarning(UserWarning):
 
 
 class StrictError(RuntimeError):
-    """Raised within strict() in place of a fallback to PyTorch.
+    """Raised within strict() in place of a fallback to PyTorch, and where a part of caesura is not used.
 
     Example::
 
@@ -49,6 +52,10 @@ class Report:
         kernel_calls: the number of the first.
         eager_calls: the number of the second, and of calls whose capture failed.
         fallbacks: dict from (op, reason) to the set of places where it was met.
+        lost: dict from a part of caesura that this process does without to why, what that costs, and what to do: PyTorch's
+            bridge, the program cache, the fast path of a module or step. reset_report() keeps it.
+        detours: dict from (what, reason) to how often: calls that Dynamo handled although they captured nothing, graphs
+            whose autograd node is PyTorch's, calls that have no key on disk.
 
     Example::
 
@@ -61,6 +68,8 @@ class Report:
     kernel_calls: int = 0
     eager_calls: int = 0
     fallbacks: dict = field(default_factory=dict)
+    lost: dict = field(default_factory=dict)
+    detours: dict = field(default_factory=dict)
 
     @property
     def kernel_share(self) -> float:
@@ -72,6 +81,8 @@ class Report:
         lines = [f"own kernels {self.kernel_seconds:.3f} s in {self.kernel_calls} calls ({self.kernel_share:.1%}), "
                  f"left to PyTorch {self.eager_seconds:.3f} s in {self.eager_calls} calls"]
         lines += [f"  {op}: {reason} (at {', '.join(sorted(places)[:3])})" for (op, reason), places in self.fallbacks.items()]
+        lines += [f"  not used: {part}: {why}" for part, why in self.lost.items()]
+        lines += [f"  the longer way, {count} times: {what}: {reason}" for (what, reason), count in self.detours.items()]
         return "\n".join(lines)
 
 
@@ -82,6 +93,7 @@ class _Local(threading.local):
 
 
 RECORD = Report()
+_ROW = 8  # calls that capture nothing and miss the fast path; fewer are usual where keys are compared and modes change
 _local = _Local()
 _sources = []
 ended_well = set()  # where captures have failed, of calls that have ended well in eager: there is no mistake of the user's
@@ -112,14 +124,14 @@ def report() -> Report:
 
 
 def reset_report() -> None:
-    """Sets all counters to zero.
+    """Sets all counters to zero. Parts of caesura that are not used stay listed.
 
     Example::
 
         caesura.reset_report()
     """
     report()
-    vars(RECORD).update(vars(Report()))
+    vars(RECORD).update(vars(Report(lost=RECORD.lost)))
 
 
 @contextlib.contextmanager
@@ -175,7 +187,7 @@ def profile(path, title: str = "profile"):
 
 @contextlib.contextmanager
 def strict(on: bool = True):
-    """Forbids fallbacks within a `with` block, in this thread.
+    """Forbids fallbacks, and parts of caesura that are not used, within a `with` block, in this thread.
 
     Args:
         on: False allows them again within an outer strict().
@@ -184,8 +196,8 @@ def strict(on: bool = True):
         A context manager.
 
     Raises:
-        StrictError: from a capture within the block, if a part would be left to PyTorch. From torch.compile it comes
-            inside of the error that PyTorch makes of it.
+        StrictError: from a capture within the block, if a part would be left to PyTorch or is not used; from a call whose
+            fast path is not taken, before it runs. From torch.compile it comes inside of the error that PyTorch makes of it.
 
     Example::
 
@@ -213,12 +225,16 @@ def refusing():
         raise
 
 
+def _refuse(what: str):
+    refusal = _local.refusal = StrictError(f"strict: {what}")
+    raise refusal
+
+
 def fall_back(problems) -> None:
     """Reports calls that stay with PyTorch, a list of (op, reason, place), each once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
-        refusal = _local.refusal = StrictError(f"strict: this would be left to PyTorch:\n{listed}")
-        raise refusal
+        _refuse(f"this would be left to PyTorch:\n{listed}")
     new = {}
     for op, reason, place in problems:
         places = RECORD.fallbacks.setdefault((op, reason), set())
@@ -228,6 +244,67 @@ def fall_back(problems) -> None:
     if new:
         listed = "; ".join(f"{op} at {place}: {reason}" for (op, reason), place in new.items())
         warnings.warn_explicit(f"left to PyTorch: {listed}", FallbackWarning, *_line_of(*new.values()))
+
+
+def lose(part: str, why: str, effect: str, remedy: str) -> None:
+    """Reports a part of caesura that this process does without: why, what that costs, and what the user can do. Each part
+    warns once."""
+    text = f"{why}. {effect}. {remedy}"
+    if _local.strict:
+        _refuse(f"{part} is not used: {text}")
+    if part not in RECORD.lost:
+        RECORD.lost[part] = text
+        warnings.warn_explicit(f"{part} is not used: {text}", FallbackWarning, *calling_line()[:2])
+
+
+def note_detour(what: str, reason) -> None:
+    """Counts what took a longer way, by design or because of a limit: report() lists it, nobody is warned."""
+    key = what, str(reason)
+    if key not in RECORD.detours:
+        logging.getLogger("caesura").info("the longer way: %s: %s", *key)
+    RECORD.detours[key] = RECORD.detours.get(key, 0) + 1
+
+
+class Detour(Exception):
+    """Raised with (reason, remedy): calls like this one go through Dynamo each time."""
+
+
+class Detours:
+    """The calls of one module or step that Dynamo handles although they capture nothing. A first call of its kind captures,
+    and is none of them.
+
+    Each comes with a reason and a remedy, what the user can do: "" if another message has said it, or if it is by design.
+    """
+
+    def __init__(self, of: str):
+        """of: what is called, for the user."""
+        self._of, self._why, self._row = of, ("", ""), 0
+        self._number: Optional[int] = None
+
+    def tell(self) -> None:
+        """Before a call that may be one more: reports that the fast path is not taken if the last calls were such."""
+        reason, remedy = self._why
+        if self._row >= _ROW and remedy:
+            lose(f"the fast path of {self._of}", reason, "Each call costs Dynamo's guards and bytecode", remedy)
+
+    def add(self, why: tuple, is_first: bool = False, number: Optional[int] = None) -> None:
+        """After a call that asked Dynamo. why: (reason, remedy). is_first: whether it has captured. number: it counts all
+        calls, so that calls in a row are told from rare ones; None where a kind of calls that has missed the fast path will
+        always miss it."""
+        if is_first:
+            return
+        is_alike = why == self._why and (number is None or number - 1 == self._number)
+        self._row, self._why, self._number = self._row + 1 if is_alike else 1, why, number
+        note_detour(f"calls of {self._of}", why[0])
+
+    @contextlib.contextmanager
+    def after(self, why: tuple, is_first: bool, number: int):
+        """The same with the (reason, remedy) of a Detour that the block raises, if it raises one."""
+        try:
+            yield
+        except Detour as detour:
+            why = detour.args
+        self.add(why, is_first, number)
 
 
 def _line_of(*places) -> tuple:

@@ -4,6 +4,7 @@
 import functools
 import importlib.util
 import pathlib
+import re
 
 from caesura import _core
 
@@ -15,11 +16,18 @@ def built() -> bool:
     return _PATH.exists() and importlib.util.find_spec("torch") is not None
 
 
+def built_for() -> str:
+    """The release of PyTorch that the library was built with. It is read from the file, because a library for another release
+    can often not be opened. "" if none was built."""
+    found = re.search(rb"was built with PyTorch ([\w.]+)", _PATH.read_bytes()) if _PATH.exists() else None
+    return found[1].decode() if found else ""
+
+
 @functools.cache
 def load() -> bool:
     """Opens the library for all sessions that are made from here on; False if it was not built.
 
-    Raises ImportError if there is no PyTorch, NotImplementedError if the library was built with another release.
+    Raises ImportError if there is no PyTorch, NotImplementedError if the library does not fit this one.
     """
     if not _PATH.exists():
         return False
@@ -28,6 +36,28 @@ def load() -> bool:
     try:
         _core.load_torch_library(str(_PATH), torch.__version__)
     except OSError as error:  # of another release, whose symbols are others
-        raise NotImplementedError(f"PyTorch's operators as nodes are not there with PyTorch {torch.__version__}: "
-                                  f"{_PATH.name} was built with another release ({error}); build caesura with this one") from None
+        raise NotImplementedError(f"{_PATH.name} was built with PyTorch {built_for()}, and this is {torch.__version__}: "
+                                  f"{error}") from None
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{error}; this is PyTorch {torch.__version__}") from None
     return True
+
+
+@functools.cache
+def misfit() -> str:
+    """Why the library is not open; "" if load() opens it."""
+    try:
+        return "" if load() else f"{_PATH.name} was not built (CAESURA_TORCH=OFF)"
+    except NotImplementedError as error:
+        return str(error)
+
+
+def state() -> str:
+    """What `caesura env` prints of the library: which PyTorch it was built with, which is installed, and whether both fit."""
+    built = f"built with PyTorch {built_for()}" if _PATH.exists() else "not built"
+    if importlib.util.find_spec("torch") is None:
+        return f"{built}; no PyTorch is installed"
+    import torch
+
+    why = misfit()
+    return f"{built}; PyTorch {torch.__version__} is installed; {f'not loaded: {why}' if why else 'loaded'}"

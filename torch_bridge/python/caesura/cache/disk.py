@@ -2,12 +2,14 @@
 """Stores captured programs on disk for other processes, one file each, named by the key of the capture.
 
 A file is not trusted: its checksum and key are checked, its facts are JSON whose types and names the reader checks,
-and the program is an ONNX model that the model reader checks. A damaged file is reported and made again.
+and the program is an ONNX model that the model reader checks. A damaged file is reported and made again. A folder that
+cannot be read or written to is reported once (reports.lose).
 Each file is written under another name and then renamed, so that any number of processes may share the folder.
 CAESURA_PROGRAM_CACHE names the folder, and CAESURA_PROGRAM_CACHE_MEGABYTES limits its size; the least recently used
 files are removed first.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +18,8 @@ import tempfile
 import warnings
 
 from caesura import _core
+from caesura.reports import lose
+from caesura.user_code import calling_line
 
 _HEAD = b"caesura program 1\n"
 _LARGEST = 1 << 30  # bytes of one file
@@ -26,7 +30,19 @@ class Damaged(ValueError):
 
 
 def enabled() -> bool:
-    return bool(_core.program_cache()[0])
+    """True if the cache is on. One that is off although nobody has switched it off is reported."""
+    if _core.program_cache()[0]:
+        return True
+    if os.environ.get("CAESURA_PROGRAM_CACHE") != "off":
+        _lose("it has no folder, since neither HOME nor XDG_CACHE_HOME is set")
+    return False
+
+
+def _lose(why) -> None:
+    """why: a sentence, or an OSError of the folder's."""
+    lose("the program cache", f"{_folder()}: {why.strerror}" if isinstance(why, OSError) else why,
+"Each process captures and compiles anew, which takes seconds",
+         "CAESURA_PROGRAM_CACHE names a folder that can be written to; CAESURA_PROGRAM_CACHE=off does without")
 
 
 def load(key: str):
@@ -37,9 +53,13 @@ def load(key: str):
     try:
         with open(path, "rb") as file:
             content = file.read(_LARGEST)
-        os.utime(path)
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        _lose(error)
+        return None
+    with contextlib.suppress(OSError):  # a folder that is only read
+        os.utime(path)
     try:
         return _unpack(key, content)
     except ValueError as error:
@@ -50,12 +70,15 @@ def load(key: str):
 def discard(key: str, why) -> None:
     """Removes a program that cannot be used, and says so."""
     path = _folder() / key
-    warnings.warn(f"the cached program {path} is damaged and not used: {why}", RuntimeWarning, stacklevel=2)
-    path.unlink(missing_ok=True)
+    warnings.warn_explicit(f"the cached program {path} is damaged and not used: {why}", RuntimeWarning, *calling_line()[:2])
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _lose(error)
 
 
 def store(key: str, facts: dict, model: bytes) -> None:
-    """Keeps a program if the cache is on. A folder that cannot be written to is reported."""
+    """Keeps a program if the cache is on."""
     if not enabled():
         return
     folder = _folder()
@@ -71,7 +94,7 @@ def store(key: str, facts: dict, model: bytes) -> None:
             raise
         _shrink(folder, _core.program_cache()[1] << 20)
     except OSError as error:
-        warnings.warn(f"a captured program is not kept: {error}", RuntimeWarning, stacklevel=2)
+        _lose(error)
 
 
 def _folder() -> pathlib.Path:

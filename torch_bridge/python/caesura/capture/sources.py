@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places of the tensors that a captured graph reads: a path into a call's arguments, or a name in its module."""
 
+import inspect
+
 import torch
 
 from caesura.capture.compat import maybe_mark_dynamic, tree_leaves_with_path
@@ -12,6 +14,20 @@ def leaves(args, kwargs) -> dict:
     for path, leaf in tree_leaves_with_path({"args": args, "kwargs": kwargs}):
         if isinstance(leaf, torch.Tensor):
             found[tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)] = leaf
+    return found
+
+
+def input_names(module, has_target, args, kwargs) -> dict:
+    """id of each tensor among a step's inputs to a name: the forward's own parameter names, "target" for the loss's, which is
+    the last of `args` if `has_target`."""
+    named = dict(kwargs)
+    if has_target:
+        args, named["target"] = args[:-1], args[-1]
+    named.update(zip(inspect.signature(module.forward).parameters, args))
+    found = {}
+    for path, leaf in tree_leaves_with_path(named):
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
     return found
 
 

@@ -17,7 +17,7 @@ from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
                                     aot_autograd, get_decompositions, global_hooks, mark_stepped, takes_hooks,
-                                    tree_leaves_with_path, tree_map_only)
+                                    tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
@@ -37,10 +37,10 @@ from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
-from caesura.reports import collect_from, recorded, write_page
+from caesura.reports import Detour, Detours, collect_from, note_detour, recorded, write_page
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
-from caesura.runtime.step_fast_path import find_guards, find_sources, open_call
+from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
 from caesura.runtime.step_ranks import StepRanks
 
@@ -159,6 +159,7 @@ class CompiledStep(Suspendable, Ranked):
         self._capturing = self._gives_leaves = False
         self._keys = 0 if dynamic is True else _KEYS
         self._changes = _CHANGES
+        self._detours = Detours(f"the step of {type(module).__name__}")
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         if takes_hooks(optimizer):  # one without is updated by no program. Loading replaces a state's tensors.
@@ -265,19 +266,6 @@ class CompiledStep(Suspendable, Ranked):
         write_page(recording, path, type(self.module).__name__, program.session)
         return loss
 
-    def input_names(self, args, kwargs) -> dict:
-        """id of each tensor among the inputs to a name: the forward's own parameter names, "target" for the loss's."""
-        named = dict(kwargs)
-        if self.loss_fn is not None:
-            args, named["target"] = args[:-1], args[-1]
-        names = [n for n in inspect.signature(self.module.forward).parameters]
-        named.update(zip(names, args))
-        found = {}
-        for path, leaf in tree_leaves_with_path(named):
-            if isinstance(leaf, torch.Tensor):
-                found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-        return found
-
     def _loss(self, *args, **kwargs):
         if self._gives_leaves:
             args, kwargs = tree_map_only(torch.Tensor, as_leaf, (args, kwargs))
@@ -352,18 +340,21 @@ class CompiledStep(Suspendable, Ranked):
         refuse_hooks(self)
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
             parameter.data = parameter.data.contiguous()
-        key = None
+        key, before = None, len(self.programs)
         if not self._capturing:
+            self._detours.tell()
             mark_stepped(self.optimizer)
             key = self._key(args, kwargs)
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
+                self._detours.add(UNLIKE, len(self.programs) > before, self.micro_steps)
                 return loss
         self._inputs = (args, kwargs)
         try:
             loss = self._run(*args, **kwargs)
             if not self._capturing:
-                self._quicken(loss, args, kwargs, key)
+                with self._detours.after(UNLIKE, len(self.programs) > before, self.micro_steps):
+                    self._quicken(loss, args, kwargs, key)
             return loss
         finally:
             self._inputs = self._ran = None
@@ -380,7 +371,7 @@ class CompiledStep(Suspendable, Ranked):
         try:
             return compiled_steps.StepKey(self, args, kwargs)
         except Unkeyed as error:
-            logging.getLogger("caesura").info("no key, by which a program is kept on disk, holds %s", error)
+            note_detour(f"the step of {type(self.module).__name__} is not kept on disk", f"no key holds {error}")
             return None
 
     def _recall(self, key, args, kwargs) -> bool:
@@ -404,21 +395,21 @@ class CompiledStep(Suspendable, Ranked):
         program.rebind()
         if not self.join_window(program):
             return False
-        call = open_call(self, program, unplaced(program.places, self.module), None, key)
-        if call is not None:
-            self._keep(call)
-        return call is not None
+        try:
+            self._keep(open_call(self, program, unplaced(program.places, self.module), None, key))
+        except Detour:
+            return False
+        return True
 
     def _quicken(self, loss, args, kwargs, key):
-        """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same."""
-        program, feeds, counters, returned = self._ran or (None, None, (), None)
-        sources = None
-        is_plain = program is not None and not program.is_parallel
-        if returned is loss and is_plain and isinstance(self.recipe, Recipe) and loss.dtype == torch.float32:
-            sources = find_sources(self, feeds, args, kwargs)
-        if sources is None:
+        """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same. Raises Detour if they
+        cannot."""
+        try:
+            sources = find_sources(self, self._ran, loss, args, kwargs)
+        except Detour:
             self._keys = 0  # later calls will be alike
-            return
+            raise
+        program, _, counters, _ = self._ran
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
         traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # it is ours
         has_key = key is not None and places is not None and program.is_kept and not counters
@@ -429,14 +420,12 @@ class CompiledStep(Suspendable, Ranked):
             program.left_behind = (*program.left_behind, text)
             if not text or program.left_behind.count(text) < 2:
                 self._keys = self._keys if has_key and len(program.left_behind) < _TRIALS else 0
-                return
-        call = open_call(self, program, sources, None if text else guards, key if text else None, counters)
-        if call is not None:
-            self._keep(call)
-            if text:
-                program.key, program.traced, program.places = text, traced, places
-                if key.fits(program):
-                    compiled_steps.store(key, program)
+                raise Detour(*DOES_MORE)
+        self._keep(open_call(self, program, sources, None if text else guards, key if text else None, counters))
+        if text:
+            program.key, program.traced, program.places = text, traced, places
+            if key.fits(program):
+                compiled_steps.store(key, program)
 
     def _keep(self, call):
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]

@@ -4,7 +4,6 @@
 import copy
 import dis
 import functools
-import logging
 import types
 import weakref
 
@@ -22,7 +21,7 @@ from caesura.capture.polyfills import capturing
 from caesura.capture.sources import mark_changing
 from caesura.frontends.dynamo_backend import apart, backend as torch_backend
 from caesura.lowering import TABLE
-from caesura.reports import refusing, told_at_the_end
+from caesura.reports import RECORD, Detours, note_detour, refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
 
 _CALLED = {CALL, "plain_forward"}  # the captured functions, by their names in wrap() and _Forward
@@ -52,6 +51,8 @@ class _Calls:
         self.function, self.module, self.dynamic = function, module, dynamic
         self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
         self.keys = _KEYS if kept and dynamic is not True and disk.enabled() else 0
+        self.detours = Detours(type(module).__name__)
+        self.on_disk = f"calls of {type(module).__name__} are not kept on disk"
         self._begin()
 
     def _begin(self):
@@ -61,6 +62,7 @@ class _Calls:
         self.classes = None  # the classes that the captures were made for
         self.captures = []  # (guards, function), the latest first
         self.known = weakref.WeakSet()  # the code of all that were seen
+        self.is_broken = False  # whether a graph break is in one of them
 
     def __call__(self, args, kwargs):
         if torch.compiler.is_dynamo_compiling():
@@ -72,6 +74,7 @@ class _Calls:
             if call.fits(args, kwargs):
                 return call(args, kwargs)
         if self.classes is not None and not self.classes.unchanged():
+            self.detours.add(("its class has changed, and what was captured is dropped", "Do not change classes between calls"))
             self._begin()
         frame = {"args": args, "kwargs": kwargs, "module": self.module}
         for guards, function in self.captures:
@@ -83,6 +86,8 @@ class _Calls:
         return self._first(args, kwargs)
 
     def _first(self, args, kwargs):
+        self.detours.tell()
+        failed = RECORD.eager_calls
         key = self._key(args, kwargs)
         if key is None:
             results = self._ask_dynamo(args, kwargs)
@@ -101,7 +106,8 @@ class _Calls:
                 mark_changing(args, kwargs, self.recalled[0].shapes)
             with module_calls.recording() as records:
                 results = self._ask_dynamo(args, kwargs)
-        function = self._find()
+        is_new, function = self._find()
+        self.detours.add(self._why(), is_new or RECORD.eager_calls != failed)  # failed captures are told of and counted
         if self.classes is None or function is not None:
             self.classes = Classes(self.module)
         if key is not None:
@@ -111,7 +117,7 @@ class _Calls:
                     self.candidate.store(key)
                     self.candidate = None
             except KeyError as error:
-                logging.getLogger("caesura").info("the module's calls are not kept on disk: not %s", error)
+                note_detour(self.on_disk, f"not {error}")
                 self.keys = 0  # later calls will be alike
         return results
 
@@ -136,20 +142,33 @@ class _Calls:
             return module_calls.CallKey(self.module, self.dynamic, args, kwargs)
         except Unkeyed as error:
             self.keys = 0
-            logging.getLogger("caesura").info("the module's calls are not kept on disk, no key holds %s", error)
+            note_detour(self.on_disk, f"no key holds {error}")
             return None
 
     def _find(self):
-        """Looks for new captures; returns the function of one, or None."""
-        call, function = original(self.compiled), None
+        """Looks for new captures: (whether there are any, the function of one or None)."""
+        call, function, is_new = original(self.compiled), None, False
         for entry in cache_entries(call.__code__):
             if entry.code in self.known:
                 continue
             self.known.add(entry.code)
-            if not any(i.argval in _CALLED for i in dis.get_instructions(entry.code)):  # else a graph break is in it
+            is_new, broken = True, any(i.argval in _CALLED for i in dis.get_instructions(entry.code))
+            self.is_broken |= broken
+            if not broken:
                 function = types.FunctionType(entry.code, _past_dynamo(call.__globals__), call.__name__, None, call.__closure__)
                 self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
-        return function
+        return is_new, function
+
+    def _why(self) -> tuple:
+        """Why a call like an earlier one asks Dynamo, and what to do."""
+        if self.is_broken:
+            return "a graph break", ""  # which is told of
+        if not self.known:
+            return "nothing in it is captured", ""  # it computes nothing
+        if len(self.captures) == _CALLS:
+            return (f"its calls are of more than {_CALLS} kinds in turn (dtypes, ranks, plain values, modes)",
+                    "Wrap one module for each kind, or make sizes symbols: wrap(module, dynamic=True)")
+        return (f"no capture fits the next call, in PyTorch {torch.__version__}", "Report it with the output of `caesura env`")
 
 
 class _Forward(property):

@@ -112,12 +112,8 @@ def _by_pytorch(w, node, *arguments):
     is_constant = node.target.overloadpacket in _WITHOUT_GRADIENT
     if is_random and not is_constant:
         raise Refused("no equivalent in ONNX ops, and PyTorch's draws random numbers, for its gradient others")
-    try:
-        loaded = torch_kernels.load()
-    except NotImplementedError as error:  # built for another PyTorch
-        raise Refused(str(error)) from None
-    if not loaded:
-        raise Refused("no equivalent in ONNX ops, and this build has no calls of PyTorch's (CAESURA_TORCH=OFF)")
+    if why := torch_kernels.misfit():
+        raise Refused(f"no equivalent in ONNX ops, and PyTorch's cannot be called: {why}")
     values = node.meta["val"]
     several = isinstance(values, (list, tuple))
     made = []

@@ -11,7 +11,7 @@ from caesura.capture.aliasing import overlapping, run_in_eager
 from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
 from caesura.capture.fx_meta import is_tensor
-from caesura.reports import collect_from
+from caesura.reports import collect_from, lose, note_detour
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
 
@@ -27,11 +27,15 @@ def describe_call(module, forward: GraphProgram, backward, metadata):
 
     forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says.
     """
-    if not registered() or not _is_plain(module, forward, metadata):
+    if not registered():
+        return None
+    if not _is_plain(module, forward, metadata):
+        note_detour("a graph", "PyTorch makes its results: they are views, subclasses or tokens, or it changes its inputs")
         return None
     layout = _layout(forward, backward, metadata)
     graphs = [None if program is None else _describe_graph(program) for program in (forward, backward)]
     if layout is None or graphs[0] is None or (graphs[1] is None) != (backward is None):
+        note_detour("a graph", "PyTorch makes its results: they are inputs, constants or numbers, or a step is no operator")
         return None
     problems = [p for program in (forward, backward) if program is not None for p in program.problems]
     return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems,
@@ -86,17 +90,23 @@ def is_operator(function) -> bool:
     return isinstance(getattr(function, "held", None), torch.ScriptObject)
 
 
-@functools.cache
 def registered() -> bool:
-    """True if the operators exist; registers the one that is in Python."""
-    try:
-        if not torch_kernels.load():
-            return False
-    except NotImplementedError:  # built for another PyTorch
+    """True if the operators exist. If not, what is lost without them is reported."""
+    why = torch_kernels.misfit()
+    if why:
+        lose("the library of calls in PyTorch", why, "Calls of wrapped modules take longer, they are not kept on disk, and "
+             "DistributedDataParallel sends gradients only after the whole backward",
+             f"Build caesura with PyTorch {torch.__version__}; `caesura env` shows both releases")
         return False
+    _register()
+    return True
+
+
+@functools.cache
+def _register():
+    """Registers the operator that is in Python."""
     for key in ("CompositeImplicitAutograd", "Batched", "FuncTorchBatched"):
         _library().impl("differentiate", differentiate, key)
-    return True
 
 
 @functools.cache

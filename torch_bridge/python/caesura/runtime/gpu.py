@@ -29,8 +29,8 @@ def _open_gpu(device: torch.device, tf32: bool) -> tuple[Optional[_core.Gpu], st
     options = {"device_id": str(device.index or 0), "user_compute_stream": str(_LEGACY_STREAM),
                "use_tf32": str(int(tf32))}
     try:
-        if not torch_kernels.load():  # which shares PyTorch's memory
-            return None, "caesura was built without PyTorch"
+        if why := torch_kernels.misfit():  # it shares PyTorch's memory
+            return None, why
         return _core.Gpu(with_cuda_libraries(options)), ""
     except NotImplementedError as error:
         return None, str(error)

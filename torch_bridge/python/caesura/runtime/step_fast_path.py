@@ -7,17 +7,33 @@ from caesura import _core
 from caesura.capture.bytecode import graphs_called, is_plain
 from caesura.capture.compat import MODULE_PARTS, cache_entries, original, step_hooks
 from caesura.capture.sources import leaves, named
+from caesura.reports import Detour
+from caesura.runtime.optimizers import Recipe
 from caesura.runtime.step_program import SEED
 
+# Reasons, and what to do.
+DOES_MORE = ("Dynamo's code for it does more than run the program: it sets an attribute, or makes an object",
+             "Do such things outside of the forward. If it does none, report it with `caesura env`")
+UNLIKE = ("no call is like one of the 8 latest kinds: an attribute or option changes each time, or many kinds take turns",
+          "Keep attributes and options as they are between calls (TORCH_LOGS=recompiles tells which change)")
 
-def find_sources(owner, feeds, args, kwargs):
-    """Where `feeds`, the tensors by name that a call's program has run with, are: (name, path or tensor). None where one is
-    neither among the arguments nor the module's."""
+
+def find_sources(owner, ran, loss, args, kwargs):
+    """Where the tensors are that a call's program has run with: (name, path or tensor). Raises Detour if calls like this one
+    must go through Dynamo. ran: the program, the tensors by name, its counters, its loss; None if none ran."""
+    program, feeds, _, returned = ran or (None, {}, (), None)
+    if not isinstance(owner.recipe, Recipe):
+        raise Detour("PyTorch does the optimizer's update", "")  # which is told of
+    if program is not None and program.is_parallel:
+        raise Detour("it exchanges values with other ranks", "")
+    if returned is not loss or loss.dtype != torch.float32:
+        raise Detour(f"its loss, of {loss.dtype}, is not what the program returns", "Return the loss as a float32 tensor, as it is")
     sources, paths, tensors = [], {id(leaf): path for path, leaf in leaves(args, kwargs).items()}, named(owner.module)
     for name, value in feeds.items():
         found = paths.get(id(value), value if id(value) in tensors else None)
         if found is None or (isinstance(found, tuple) and None in found):
-            return None
+            raise Detour(f"its input {name} is neither an argument nor the module's tensor",
+                         "Hand over tensors, in tuples, lists and dicts, or register them as buffers")
         sources.append((name, found))
     return sources
 
@@ -33,22 +49,22 @@ def find_guards(owner, program, args, kwargs):
 
 
 def open_call(owner, program, sources, guards, key=None, counters=()):
-    """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.StepKey; None where dynamo must be asked.
-    counters: (buffer of the module's, what each call adds to it)."""
+    """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.StepKey. Raises Detour where dynamo must
+    be asked. counters: (buffer of the module's, what each call adds to it)."""
     groups = owner.optimizer.param_groups
     if any(type(group["params"]) is not list for group in groups):
-        return None
+        raise Detour("the parameters of an optimizer's group are no list", "Give each group's params as a list")
     if not all(draw.is_fixed for draw in program.draws):
-        return None
+        raise Detour("it draws random tensors whose sizes change", "dynamic=False captures each size")
     watch = _watch(owner.module) if key is None else key.watch
     tensors = named(owner.module)
     if any(counter.dtype != torch.int64 or counter.numel() != 1 or counter.device.type != "cpu" for counter, _ in counters):
-        return None
-    if any(id(value) not in tensors or value.is_complex() for _, _, value in program.bound):
-        return None
+        raise Detour("it counts in a buffer that is no int64 number on the CPU", "Count in such a buffer")
+    if any(id(value) not in tensors for value in (*(v for _, _, v in program.bound), *(counter for counter, _ in counters))):
+        raise Detour("it uses tensors that are not the module's", "Register them as parameters or buffers")
+    if any(value.is_complex() for _, _, value in program.bound):
+        raise Detour("it has complex parameters or buffers", "")
     for counter, _ in counters:
-        if id(counter) not in tensors:
-            return None
         watch.tensor(counter, True)
     program.watch(watch)
     _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner.recipe.places()})

@@ -13,6 +13,7 @@ from caesura.capture.compat import OutputType, TracingContext, unset_fake_tempor
 from caesura.capture.dtensors import held, is_dtensor
 from caesura.capture.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
+from caesura.capture.sources import input_names
 from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
@@ -255,7 +256,7 @@ class CapturedStep(StepProgram):
         owner = self.owner
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
         recipe = owner.recipe
-        inputs = owner.input_names(*owner._inputs)
+        inputs = input_names(owner.module, owner.loss_fn is not None, *owner._inputs)
         name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of caesura that are not used are told of once, with what to do; report() lists them, and strict() forbids them."""
+
+import re
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from caesura import reports, torch_kernels  # noqa: E402
+from caesura.frontends import wrap  # noqa: E402
+from caesura.runtime import step_fast_path  # noqa: E402
+
+
+@pytest.fixture(name="nothing_lost")
+def _nothing_lost(monkeypatch):
+    """Nothing was told of so far; the library that calls PyTorch is looked for again, before and after the test."""
+    monkeypatch.setattr(reports.RECORD, "lost", {})
+    monkeypatch.setattr(reports.RECORD, "detours", {})
+    torch_kernels.load.cache_clear()
+    torch_kernels.misfit.cache_clear()
+    yield
+    torch_kernels.load.cache_clear()
+    torch_kernels.misfit.cache_clear()
+
+
+def not_a_library(folder):
+    path = folder / "libcaesura_torch.so"
+    path.write_bytes(b"\0was built with PyTorch 2.12.1\0")
+    return path
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda patch, folder: patch.setattr(torch_kernels, "_PATH", folder / "libcaesura_torch.so"), "was not built"),
+    (lambda patch, folder: patch.setattr(torch_kernels, "_PATH", not_a_library(folder)), "was built with PyTorch 2.12.1, and this is"),
+    (lambda patch, folder: patch.setattr(torch, "__version__", "9.9.0"), r"was built with PyTorch 2\..*; this is PyTorch 9.9.0"),
+], ids=["missing", "cannot be opened", "another release"])
+@pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
+def test_a_library_that_is_not_used_is_told_of_once(tmp_path, monkeypatch, nothing_lost, change, told):
+    change(monkeypatch, tmp_path)
+    module, x = caesura.wrap(torch.nn.Linear(3, 2)), torch.randn(4, 3, requires_grad=True)
+    with pytest.warns(caesura.FallbackWarning, match=told) as warned:
+        module(x).sum().backward()
+        caesura.wrap(torch.nn.Linear(3, 2))(x).sum().backward()
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert "not used: the library of calls in PyTorch: " in str(caesura.report())
+    caesura.reset_report()
+    assert caesura.report().lost and re.search(f"is installed; not loaded: .*{told}", torch_kernels.state())
+    with caesura.strict(), pytest.raises(caesura.StrictError, match=told):
+        caesura.wrap(torch.nn.Linear(3, 2))(x)
+
+
+@pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
+def test_the_library_that_fits_is_named(nothing_lost):
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert re.fullmatch(rf"built with PyTorch {minor}\.\d+; PyTorch {minor}\..* is installed; loaded", torch_kernels.state())
+
+
+def test_a_step_that_misses_its_fast_path_is_told_of_once(nothing_lost, monkeypatch):
+    monkeypatch.setattr(step_fast_path, "is_plain", lambda code: False)  # as PyTorch 2.15 had it
+    module = torch.nn.Linear(3, 2)
+    step = caesura.compile_step(module, torch.nn.functional.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1), dynamic=True)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", caesura.FallbackWarning)
+        for _ in range(9):
+            step(x, y)
+    ((what, reason), count), = caesura.report().detours.items()
+    assert what == "calls of the step of Linear" and count == 8 and "Dynamo's code" in reason
+    before = module.weight.clone()
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="fast path of the step of Linear is not used"):
+        step(x, y)
+    torch.testing.assert_close(module.weight, before, rtol=0, atol=0)
+    with pytest.warns(caesura.FallbackWarning, match="fast path of the step of Linear is not used") as warned:
+        step(x, y)
+        step(x, y)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert "the longer way, 10 times: calls of the step of Linear" in str(caesura.report())
+
+
+def test_rare_calls_that_miss_the_fast_path_are_counted_only(nothing_lost):
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step, batch = caesura.compile_step(module, torch.nn.functional.mse_loss, optimizer), (torch.randn(4, 3), torch.randn(4, 2))
+    with caesura.strict():
+        for _ in range(12):
+            optimizer.load_state_dict(optimizer.state_dict())
+            step(*batch)
+            step(*batch)
+            step(*batch)
+    assert not caesura.report().lost
+
+
+class Kinds(torch.nn.Linear):
+    def forward(self, x, kind):
+        return super().forward(x) * (kind + 2)
+
+
+def test_a_module_of_too_many_kinds_of_calls_is_told_of_once(nothing_lost, monkeypatch):
+    monkeypatch.setattr(wrap, "_CALLS", 2)
+    module, x = caesura.wrap(Kinds(3, 2), dynamic=False), torch.randn(4, 3)
+    with caesura.strict():
+        for _ in range(10):
+            module(x, "a" == "b"), module(x, True)
+    assert not caesura.report().detours
+    with pytest.warns(caesura.FallbackWarning, match="fast path of Kinds is not used: its calls are of more than 2 kinds") as warned:
+        for i in range(30):  # one of the three kinds finds no room
+            module(x, i % 3)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert [count for (what, _), count in caesura.report().detours.items() if what == "calls of Kinds"] == [9]
+
+
+def test_a_graph_break_is_told_of_as_such(nothing_lost):
+    class Breaks(torch.nn.Linear):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    module, x = caesura.wrap(Breaks(3, 2)), torch.randn(4, 3)
+    with pytest.warns(caesura.FallbackWarning, match="graph break"):
+        for _ in range(12):
+            module(x)
+    assert not caesura.report().lost
+    assert caesura.report().detours["calls of Breaks", "a graph break"] == 11
+
+
+class Views(torch.nn.Module):
+    def forward(self, x):
+        return x.view(-1), x + 1
+
+
+def test_what_is_so_by_design_is_counted_only(nothing_lost):
+    views, same, x = caesura.wrap(Views()), caesura.wrap(torch.nn.Identity()), torch.randn(3)
+    with caesura.strict():
+        for _ in range(12):
+            views(x), same(x)
+    assert "the longer way, 1 times: a graph: PyTorch makes its results" in str(caesura.report())
+    assert caesura.report().detours["calls of Identity", "nothing in it is captured"] > 10
