@@ -2,7 +2,9 @@
 """export_step and load_step: a step that continues elsewhere gives the results of one that stays."""
 
 import copy
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -139,3 +141,19 @@ def test_a_step_of_another_module_is_refused_whole(parts, tmp_path):
     with pytest.raises(ValueError, match="last.weight"):
         caesura.load_step(tmp_path / "step", other)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), other.state_dict().values()))
+
+
+def test_a_full_disk_leaves_the_old_step(parts, tmp_path, monkeypatch):
+    _, _, step = parts
+    batch = batches(1)[0]
+    caesura.export_step(tmp_path, step, *batch)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(model, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(onnx, "save", full)
+    with pytest.raises(OSError, match="No space left on device: '.*/model.onnx'"):
+        caesura.export_step(tmp_path, step, *batch)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

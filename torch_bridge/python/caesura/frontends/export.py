@@ -33,6 +33,7 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
         ValueError: the step cannot be exported: its optimizer or some of its ops are PyTorch's, PyTorch draws its
             random numbers, or it keeps tensors in attributes of the module.
         StepRefused: no program can be captured for these inputs.
+        OSError: a file cannot be written, which the error names; a model that was there before is still whole.
 
     Example::
 
@@ -71,8 +72,13 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     target = (folder / "model.onnx").resolve()  # a link stays, and what it leads to is replaced
     whole = target.with_name(".model.onnx.part")
-    onnx.save(model, whole)
-    os.replace(whole, target)
+    try:
+        onnx.save(model, whole)
+        os.replace(whole, target)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, os.fspath(target)) from error
+    finally:
+        whole.unlink(missing_ok=True)
     program.session.learning_rate = rate
     program.session.set_position(program.updates(), step.micro_steps)
     program.session.save(os.fspath(folder / "state.safetensors"))
