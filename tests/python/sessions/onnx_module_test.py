@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OnnxModule takes names, nested structures and None, and copies nothing."""
 
+import warnings
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -149,3 +151,17 @@ def test_gradients_are_refused_rather_than_lost():
         module(IDS, mask, GLOBAL)
     with torch.no_grad():
         assert not module(IDS, mask, GLOBAL).requires_grad
+
+
+def test_what_does_not_move_says_so():
+    module = caesura.OnnxModule(longformer())
+    for move, message in ((lambda m: m.to("meta"), r"does not go to meta: the model runs on CPUExecutionProvider; providers="),
+                          (lambda m: m.half(), r"does not go to torch.float16: tensors have the types"),
+                          (lambda m: torch.nn.Sequential(m).to("meta"), "does not go to meta")):
+        with pytest.warns(UserWarning, match=message) as warned:
+            move(module)
+        assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert module.to("cpu").cpu().float().eval() is module
+    assert module(IDS, MASK, GLOBAL).tolist() == [0.5, 1.5, 2.5]

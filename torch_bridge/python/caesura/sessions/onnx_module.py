@@ -2,12 +2,14 @@
 """OnnxModule: any ONNX file as a torch.nn.Module for inference, by the names of its inputs and outputs."""
 
 import re
+import warnings
 
 import torch
 
 from caesura.capture.compat import tree_leaves, tree_map
 from caesura.sessions.inference import InferenceSession
 from caesura.sessions.providers import CUDA
+from caesura.user_code import calling_line
 
 
 class OnnxOutputs(dict):
@@ -37,7 +39,8 @@ class OnnxModule(torch.nn.Module):
     a GPU, and CUDAExecutionProvider, outputs are there too; otherwise they are on the CPU.
 
     There is no gradient: inputs that require one are refused while gradients are recorded (use torch.no_grad(), or
-    caesura.wrap and caesura.SplitModule to train). The weights are the model's, and not among parameters().
+    caesura.wrap and caesura.SplitModule to train). The weights are the model's, and not among parameters(): to(), cuda()
+    and half() cannot move or convert them, and warn.
 
     Args:
         path_or_bytes: as for InferenceSession.
@@ -72,6 +75,20 @@ class OnnxModule(torch.nn.Module):
             unknown = [name for name in self._wanted if name not in self.output_names]
             if unknown:
                 raise ValueError(f"the model has no output(s) {unknown}; it has {self.output_names}")
+
+    def _apply(self, fn, recurse=True):
+        made = fn(torch.zeros(1))  # as a parameter of ours would become
+        if made.dtype != torch.float32:
+            self._warn_of(f"{made.dtype}: tensors have the types that the model gives them")
+        elif made.device.type != "cpu" and (made.device.type != "cuda" or CUDA not in self.session.get_providers()):
+            self._warn_of(f"{made.device}: the model runs on {', '.join(self.session.get_providers())}; providers=[...] of "
+                          "OnnxModule says where it runs")
+        return super()._apply(fn, recurse)
+
+    @staticmethod
+    def _warn_of(what: str):
+        file, line, _ = calling_line()
+        warnings.warn_explicit(f"an OnnxModule does not go to {what}", UserWarning, file, line)
 
     def forward(self, *inputs, **named):
         """Runs the model.
