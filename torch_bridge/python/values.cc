@@ -156,8 +156,8 @@ OrtValue Borrowed(nb::handle object) {
   }
   if (copied)
     Raise(
-        InvalidArgument("the tensor is not dense (or not aligned), so its own bytes cannot be "
-                        "bound; make it contiguous"));
+        InvalidArgument("the tensor is not dense (or not aligned, or not in this machine's byte "
+                        "order), so its own bytes cannot be bound; make it contiguous and native"));
   return out;
 }
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """TrainingSession covers onnxruntime's on-device training."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 
 import caesura
+from caesura.sessions.values import from_value, to_value
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
 net (float[N,3] x) => (float[N,2] scores, float[N,2] chances) <float[3,2] w = {0.5, -0.25, 0.125, 1, 0, -1}> {
@@ -85,3 +87,40 @@ def test_windows_of_any_length():
     assert free.updates == 2
     with pytest.raises(ValueError, match="accumulation_steps is 3"):
         counted.accumulate(feeds())
+
+
+def other_order(array):
+    return array.astype(array.dtype.newbyteorder())
+
+
+def test_arrays_of_the_other_byte_order():
+    proto, plain = onnx.parser.parse_model(MODEL), feeds()
+    turned = {name: other_order(array) for name, array in plain.items()}
+    x, turned_x = plain["x"], turned["x"]
+    scores = x @ np.float32([[.5, -.25], [.125, 1], [0, -1]])
+    inference, split, trained = caesura.InferenceSession(proto), caesura.SplitModule(proto), session()
+    for run in (inference.run, lambda _, fed: trained.predict(fed), lambda _, fed: list(split.predict(fed).values())):
+        np.testing.assert_allclose(run(None, {"x": turned_x})[0], scores, rtol=1e-6)
+    assert trained.step(turned) == session().step(plain)
+    w = np.float32([[1, 2], [3, 4], [5, 6]])
+    trained.set_parameter("w", other_order(w))
+    split.set_parameters({"w": other_order(w)})
+    assert trained.parameters()["w"].tolist() == split.parameters()["w"].tolist() == w.tolist()
+    run = split.forward({"x": x})
+    np.testing.assert_allclose(run.backward({"scores": other_order(scores)})["w"], x.T @ scores, rtol=1e-5)
+    # A binding reads the caller's own bytes.
+    for bind in (caesura.OrtValue.ortvalue_from_numpy, lambda array: inference.io_binding().bind_cpu_input("x", array)):
+        with pytest.raises(ValueError, match="not in this machine's byte order"):
+            bind(turned_x)
+    value = caesura.OrtValue.ortvalue_from_shape_and_type(x.shape, np.float32)
+    value.update_inplace(turned_x)
+    np.testing.assert_array_equal(value.numpy(), x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "complex128", "int16", "uint16", "int32", "uint64", "bfloat16"])
+def test_every_dtype_comes_in_the_other_byte_order(dtype):
+    array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, dtype, dtype))
+    turned = array.byteswap().view(array.dtype.newbyteorder())
+    for fed, expected in ((turned, array), (turned[:, ::2], array[:, ::2]), (turned[1, 1:2].reshape(()), array[1, 1])):
+        np.testing.assert_array_equal(from_value(to_value(fed)), expected)
+    assert from_value(to_value([turned]))[0].dtype == array.dtype

@@ -76,6 +76,8 @@ def to_value(item):
     if number == _STRING:
         texts = [t.decode() if isinstance(t, bytes) else str(t) for t in array.reshape(-1).tolist()]
         return _core.strings(list(array.shape), texts)
+    if not array.dtype.isnative:
+        array = array.byteswap().view(array.dtype.newbyteorder())  # ml_dtypes' own lose their names in astype
     flat = np.ascontiguousarray(array).reshape(-1)
     return _core.tensor(number, list(array.shape), flat.view(np.uint8))
 
