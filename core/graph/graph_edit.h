@@ -8,6 +8,7 @@
 #ifndef CAESURA_CORE_GRAPH_GRAPH_EDIT_H_
 #define CAESURA_CORE_GRAPH_GRAPH_EDIT_H_
 
+#include <exception>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -21,7 +22,10 @@ namespace caesura {
 class GraphEdit {
  public:
   explicit GraphEdit(Graph& graph) : graph_(graph) {}
-  ~GraphEdit() { Finish(); }
+  // An exception that ends the scope leaves the graph as it is before Finish.
+  ~GraphEdit() {
+    if (std::uncaught_exceptions() == exceptions_) Finish();
+  }
   GraphEdit(const GraphEdit&) = delete;
   GraphEdit& operator=(const GraphEdit&) = delete;
 
@@ -52,6 +56,7 @@ class GraphEdit {
               std::vector<const Node*>* order) const;
 
   Graph& graph_;
+  const int exceptions_ = std::uncaught_exceptions();
   std::vector<const Node*> moved_;  // in the order of the calls
   std::unordered_map<const Node*, Place> places_;
   std::unordered_set<const Node*> removed_;

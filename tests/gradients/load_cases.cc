@@ -51,9 +51,10 @@ void Convert(Graph& graph, DType from, DType to, DType rounded) {
   }
 }
 
+// "double[] x" is a scalar, which ONNX's parser takes for a tensor of any rank.
 Shape InputShape(const GradientCase& c, const Value& input) {
   std::vector<int64_t> dims;
-  for (const Dim& dim : *input.type().shape)
+  for (const Dim& dim : input.type().shape.value_or(std::vector<Dim>{}))
     dims.push_back(dim.known() ? dim.value : c.dims.at(dim.symbol));
   return Shape(std::move(dims));
 }
