@@ -5,7 +5,8 @@ captured a step, so that a file costs hardly more than its tests, and no file se
     python tests/python_files.py JOBS REPORTS FILE...
 
 JOBS processes run at a time, the longest files first. REPORTS, a folder, gets a JUnit report of each file. The output of
-a file is printed when it ends. The exit status is 1 if a file failed.
+a file is printed when it ends, with the CPU seconds since the last one's end, which are the file's if JOBS is 1. The exit
+status is 1 if a file failed.
 """
 
 import multiprocessing.connection
@@ -20,6 +21,9 @@ sys.path.append(str(TESTS / "python"))
 OPTIONS = ("-q", "--show-capture=stderr", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=600", "-o",
            "faulthandler_exit_on_timeout=true", "--durations=5")
 
+# Several files import these, which takes five seconds or more; they need not be installed.
+ALSO = ("transformers.trainer", "transformers.models.llama.modeling_llama", "lightning")
+
 
 def run(path, report, log, cwd, environment):
     """The body of a file's process."""
@@ -33,8 +37,8 @@ def run(path, report, log, cwd, environment):
 
 
 def main(jobs, reports, files):
-    from fork_server import context
-    processes, running, failed = context(), {}, []
+    from fork_server import context, cpu_seconds
+    processes, running, failed, spent = context(*ALSO), {}, [], 0.0
     waiting = sorted(files, key=os.path.getsize)
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -47,12 +51,14 @@ def main(jobs, reports, files):
         for sentinel in multiprocessing.connection.wait(list(running)):
             process, path, log, began = running.pop(sentinel)
             process.join()
-            print(f"\n-- {path}: exit status {process.exitcode}, {time.monotonic() - began:.0f} s", flush=True)
+            before, spent = spent, cpu_seconds()
+            print(f"\n-- {path}: exit status {process.exitcode}, {time.monotonic() - began:.0f} s, {spent - before:.1f} CPU-s",
+                  flush=True)
             if os.path.exists(log):
                 print(pathlib.Path(log).read_text(errors="replace"), flush=True)
             if process.exitcode:
                 failed.append(path)
-    print(f"{len(files)} files of Python tests, {len(failed)} failed {' '.join(failed)}")
+    print(f"{len(files)} files of Python tests in {spent / 60:.1f} CPU-min, {len(failed)} failed {' '.join(failed)}")
     return 1 if failed else 0
 
 

@@ -14,19 +14,25 @@ from unittest import mock
 PRELOADED = ("pytest", "preloaded", "first_capture")
 
 
-def context():
-    """Returns multiprocessing's context whose processes are forks of the server. In a process that is such a fork itself,
-    this is the server that it comes from."""
+def context(*more):
+    """Returns multiprocessing's context whose processes are forks of the server, which is started if there is none. In a
+    process that is such a fork itself, this is the server that it comes from. more: modules for a new server to import."""
     server = multiprocessing.forkserver._forkserver
     if server._forkserver_address is None:
         # Python 3.11 does not tell the server this process's sys.path, and a module that it cannot import is left out.
         path = os.pathsep.join(filter(None, (str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        multiprocessing.set_forkserver_preload(list(PRELOADED))
+        multiprocessing.set_forkserver_preload([*PRELOADED, *more])
         with mock.patch.dict(os.environ, PYTHONPATH=path):
             server.ensure_running()
     elif server._forkserver_pid is None:  # multiprocessing would start another one
         server.ensure_running = lambda: None
     return multiprocessing.get_context("forkserver")
+
+
+def cpu_seconds() -> float:
+    """Returns what the server has taken, and its forks that have ended."""
+    stat = pathlib.Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/stat").read_text()
+    return sum(map(int, stat.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def settle(folder, environment, out, error):
