@@ -14,14 +14,14 @@ from program_cache_test import folder  # noqa: E402, F401
 
 
 def transformers_model(name):
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     if name == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2, eos_token_id=2))
     if name == "bert":
         return transformers.BertForMaskedLM(transformers.BertConfig(
             **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0, dropout_rate=0.0))
+        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0, dropout_rate=0.0))
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])

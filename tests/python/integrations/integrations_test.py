@@ -221,7 +221,7 @@ def _transformers(monkeypatch):
 def llama(transformers):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=0, eos_token_id=0))
 
 

@@ -55,7 +55,7 @@ def trainer(rank, folder):
     import transformers
     torch.manual_seed(0)
     plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=1024, num_hidden_layers=7, num_attention_heads=4,
+        vocab_size=4096, hidden_size=512, intermediate_size=2048, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=0, eos_token_id=0))
     assert sum(p.nbytes for p in plain.parameters()) > 25 << 20
     ours = caesura.wrap(copy.deepcopy(plain))
