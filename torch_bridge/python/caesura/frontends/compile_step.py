@@ -460,6 +460,9 @@ class CompiledStep(Suspendable, Ranked):
                 inner = error.inner_exception
                 if isinstance(inner, (StepRefused, FailsInBackward)):
                     raise inner from None
+                if "internal overlap" in str(inner):
+                    raise StepRefused("the step cannot be one program:\n  it writes to a tensor whose elements share memory, as those of "
+                                      f"unfold() do: clone it first (at {place_of(inner)})") from None
                 if isinstance(inner, GuardOnDataDependentSymNode):
                     raise StepRefused(f"the step cannot be one program:\n  {why(inner)} (at {place_of(inner)})") from None
                 raise

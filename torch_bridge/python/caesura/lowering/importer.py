@@ -74,6 +74,8 @@ class Importer:
     def argument(self, item):
         if isinstance(item, torch.fx.Node):
             if item in self.constants and item not in self.values:
+                if isinstance(self.constants[item], torch.fx.GraphModule):  # of a branch or a loop
+                    return self.constants[item]
                 self.values[item] = self.writer.constant(self.constants[item])
             value = self.values[item]
             symbol = plain(value.symbol) if isinstance(value, Scalar) else None

@@ -15,7 +15,7 @@ from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.capture.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, value_of, written
-from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, make_model, onnx_type
+from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.ops.exchange import is_exchange, write_exchange
 from caesura.lowering.ops.gradient_conventions import CONVENTIONS
 from caesura.lowering.ops.loss import with_ignored
@@ -125,10 +125,12 @@ def _by_pytorch(w, node, *arguments):
             made.append(Tensor(w.fresh("aten"), value.dtype, tuple(plain(d) for d in value.shape)))
         else:
             raise Refused(f"gives a {type(value).__name__}")
-    given = [w.ints(a) if isinstance(a, list) and any(isinstance(i, Scalar) for i in a) else a for a in arguments]
+    target, given = node.target, [w.ints(a) if isinstance(a, list) and any(isinstance(i, Scalar) for i in a) else a for a in arguments]
+    if target is aten._embedding_bag_forward_only.default:  # traced without gradients; the other one has a derivative
+        target, given[5] = aten._embedding_bag.default, False  # which is dense
     if is_constant:
         given = [_detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
-    written = aten_node(node.target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
+    written = aten_node(target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
                         [w.name(tensor) for tensor in made])
     written.name = w.fresh("aten")
     if is_random:
@@ -179,6 +181,10 @@ class ForwardImporter(Importer):
             return self._draw
         if node.target is autograd_function.TARGET:
             return self._with_gradient
+        if node.target is torch.ops.higher_order.cond:
+            return self._cond
+        if node.target is torch.ops.higher_order.while_loop:
+            return self._while_loop
         if is_exchange(node):
             return functools.partial(write_exchange, self.groups)
         ours = CONVENTIONS.get(node.target) or super().function(node)
@@ -201,6 +207,55 @@ class ForwardImporter(Importer):
     def _draw(self, w, node, *arguments):
         self.draws.append(Draw(node, value_of(w.fresh("random"), node.meta["val"])))
         return self.draws[-1].value
+
+    def _call(self, w, module, given) -> list:
+        """Writes the calls of a graph in the graph with w. Gives its results, each by a node of its own."""
+        if not all(isinstance(value, Tensor) for value in given):
+            raise Refused("a branch or loop over numbers that are no tensors")
+        module.graph.eliminate_dead_code()
+        stop_at_cuts(module)
+        called = ForwardImporter(self.functions, self.decompositions, self.twice, self.groups)
+        called.writer, called.constants = w, attributes_of(module)
+        called.values.update(zip(module.graph.find_nodes(op="placeholder"), given, strict=True))
+        called.know_shapes()
+        for call in module.graph.nodes:
+            if call.op == "call_function":
+                called.write(call)
+        if called.draws:
+            raise Refused("a branch or loop that draws random numbers")
+        self.left += called.left
+        (output,) = module.graph.find_nodes(op="output")
+        made = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+        values = [called.argument(value) for value in made]
+        return [Tensor(w.op("Identity", [value]), value.dtype, value.shape) for value in values]
+
+    def _body(self, w, inputs, write):
+        """A body for a node in the graph with w. write: writes it with the writer that it is given, and gives the results."""
+        writer = Writer()
+        writer.begin_at(w)
+        made = make_model(writer, inputs, write(writer)).graph
+        w.begin_at(writer)
+        return made
+
+    def _cond(self, w, node, condition, then, otherwise, given):
+        bodies = [self._body(w, [], lambda body, branch=branch: self._call(body, branch, given)) for branch in (then, otherwise)]
+        results = [value_of(w.fresh("if"), value) for value in node.meta["val"]]
+        w.node("If", [condition], [r.name for r in results], then_branch=bodies[0], else_branch=bodies[1])
+        return tuple(results)
+
+    def _while_loop(self, w, node, condition, step, carried, others):
+        (first,) = self._call(w, condition, [*carried, *others])
+        count, goes_on = (Tensor(w.fresh("loop"), dtype, ()) for dtype in (torch.int64, torch.bool))
+        values = [value_of(w.fresh("loop"), value) for value in node.meta["val"]]
+
+        def write(body):
+            found = self._call(body, step, [*values, *others])
+            return [*self._call(body, condition, [*found, *others]), *found]
+
+        body = self._body(w, [count, goes_on, *values], write)
+        results = [value_of(w.fresh("loop"), value) for value in node.meta["val"]]
+        w.node("Loop", [None, first, *carried], [r.name for r in results], body=body)
+        return tuple(results)
 
     def _with_gradient(self, w, node, values, inputs, saved, number):
         given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]

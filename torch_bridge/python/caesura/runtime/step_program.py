@@ -100,7 +100,7 @@ class StepProgram:
         self._watch = None
         owner.prepare(self)
         self.rebind()
-        self.random = any(map(draws_in_run, forward.graph.node))
+        self.random = any(map(draws_in_run, with_bodies(forward.graph.node)))
 
     @torch.no_grad()
     def _take_joined(self):
@@ -281,7 +281,7 @@ class CapturedStep(StepProgram):
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
         # Another process would not report PyTorch's calls, nor notice parameters that do not train.
-        read = {name for node in model.graph.node for name in node.input}
+        read = {name for node in with_bodies(model.graph.node) for name in node.input}
         self.draws = [draw for draw in importer.draws if draw.name in read]
         self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
             v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
@@ -296,7 +296,7 @@ class CapturedStep(StepProgram):
             raise StepRefused("the loss depends on no parameter of the optimizer's")
         try:
             if self.is_parallel:
-                draws = self.draws or any(map(draws_in_run, model.graph.node))
+                draws = self.draws or any(map(draws_in_run, with_bodies(model.graph.node)))
                 owner.ranks.refuse_parallel(bool(draws) and has_dtensors, bound[0][2].device)
             self.open(model, bound)
         except NotImplementedError as error:

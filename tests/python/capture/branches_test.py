@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile_step of forwards with torch.cond and while_loop, and of calls that PyTorch traces otherwise without gradients."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import caesura  # noqa: E402
+from compile_step_edges_test import data, make, steps_as_eager  # noqa: E402
+
+F = torch.nn.functional
+pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def nested(m, x):
+    def inner(a):
+        return torch.cond(a.sum() > 1, lambda c: m.a(c), lambda c: m.b(c).detach(), (a,))
+    return torch.cond(x.sum() > 0, inner, lambda a: m.b(a).detach() * a, (x,))
+
+
+def two_results(m, x):
+    u, v = torch.cond(m.a(x).sum() > 0, lambda a, b: (a @ m.b.weight, b + 1), lambda a, b: (a.exp(), b * a.sum(0)),
+                      (m.a(x), m.b.bias))
+    return u + v
+
+
+def without_gradients(m, x):
+    with torch.no_grad():
+        h = torch.cond(x.sum() > 0, m.a, lambda a: m.b(a) * 2, (x,))
+    return h + m.b(x)
+
+
+def written_after(m, x):
+    h = torch.cond(x.sum() > 0, lambda a: m.a(a), lambda a: m.b(a) * 2, (x,))
+    h += m.b(x)
+    return h
+
+
+def loop(m, x):
+    start = torch.tensor(0.0, dtype=x.dtype), m.b(x)
+    return torch.while_loop(lambda i, y: i < x[0, 0].abs() + 2, lambda i, y: (i + 1, m.a(y).tanh()), start)[1]
+
+
+OFFSETS = [0, 2, 4, 5]
+CASES = {
+    "cond": lambda m, x: torch.cond(x.sum() > 0, lambda a: m.a(a), lambda a: m.b(a) * 2, (x,)),
+    "cond of a computed value": lambda m, x: m.b(torch.cond(m.a(x).sum() > 0, torch.sin, torch.cos, (m.a(x),))),
+    "nested": nested, "two results": two_results, "without gradients": without_gradients, "written after": written_after, "loop": loop,
+    "bags": lambda m, x: F.embedding_bag(torch.tensor([[0, 1], [1, 2], [2, 2], [0, 0]]), m.a(x)),
+    "bags by offsets": lambda m, x: F.embedding_bag(torch.tensor([0, 1, 1, 2, 2, 2, 0]), m.a(x), torch.tensor(OFFSETS), mode="max"),
+}
+
+
+@pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
+def test_trains_as_eager(forward):
+    steps_as_eager(forward)
+
+
+def mapped(m, x):
+    from torch._higher_order_ops.map import map as map_
+    return map_(lambda row: m.a(row).sin(), x)
+
+
+def scanned(m, x):
+    from torch._higher_order_ops.scan import scan
+    return scan(lambda c, row: (c + row, (c * row).clone()), torch.zeros(3, dtype=x.dtype), m.a(x))[1]
+
+
+def written_windows(m, x):
+    y = m.a(x).clone()
+    y.unfold(0, 2, 1).mul_(2)
+    return y
+
+
+@pytest.mark.parametrize("forward, why", [
+    (mapped, r"map_impl: no equivalent in ONNX ops \(at .*branches_test.py"),
+    (scanned, r"scan: no equivalent in ONNX ops \(at .*branches_test.py"),
+    (written_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
+], ids=["map", "scan", "unfold"])
+def test_is_refused_by_name(forward, why):
+    module, (x, target) = make(forward), data(1)[0]
+    with pytest.raises(caesura.StepRefused, match=why):
+        caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1))(x, target)
