@@ -157,3 +157,56 @@ def test_a_full_disk_leaves_the_old_step(parts, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device: '.*/model.onnx'"):
         caesura.export_step(tmp_path, step, *batch)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+class Centred(torch.nn.Module):
+    """A loss with a parameter and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("centre", torch.full((3,), 0.5))
+
+    def forward(self, y, target):
+        return F.mse_loss((y - self.centre) * self.scale, target)
+
+
+class Asks(torch.nn.Module):
+    """Its arguments have the names of export_step()'s, report()'s and restore()'s own."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(3, 3)
+
+    def forward(self, path, step):
+        return self.last(path) + step
+
+
+def test_a_loss_has_parameters_and_arguments_have_any_name(tmp_path):
+    torch._dynamo.reset()
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module, loss_fn, own = Asks(), Centred(), torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.Adam([*module.parameters(), *loss_fn.parameters(), own], lr=0.1)
+        made.append((module, loss_fn, optimizer))
+    (module, loss_fn, optimizer), other = made
+    x, y, target = torch.randn(3, 4, 3)
+    step = caesura.compile_step(module, loss_fn, optimizer)
+    step.report(tmp_path / "page.html", target, path=x, step=y)
+    step.save(tmp_path / "run.ckpt")
+    step.restore(tmp_path / "run.ckpt", target, path=x, step=y)
+    caesura.export_step(tmp_path / "step", step, target, path=x, step=y)
+    with pytest.raises(ValueError, match="loss_fn.scale"):
+        caesura.load_step(tmp_path / "step", other[0])
+    assert caesura.load_step(tmp_path / "step", other[0], other[2], other[1]) == 1
+    for a, b in zip([*module.parameters(), loss_fn.scale], [*other[0].parameters(), other[1].scale]):
+        assert torch.equal(a, b) and torch.equal(optimizer.state[a]["exp_avg"], other[2].state[b]["exp_avg"])
+
+
+def test_a_file_of_something_else_is_no_step(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2)}, tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match="state.safetensors is no step's"):
+        caesura.load_step(tmp_path, Net())

@@ -275,10 +275,18 @@ def test_a_report_is_a_snapshot_and_counts_steps():
     assert before.kernel_calls == 0 and after.kernel_calls == 4 and after.kernel_seconds > 0
 
 
-def test_arguments_of_compile_step():
+@pytest.mark.parametrize("name, value, told", [
+    ("clip_norm", -1, "clip_norm is a norm, 0 or more .*, got -1"),
+    ("accumulation_steps", 0, "accumulation_steps is a number of 1 or more, got 0"),
+    ("accumulation_steps", 1.5, "accumulation_steps is a number of 1 or more, got 1.5"),
+    ("memory_budget", -1, "memory_budget is a number of 0 or more, got -1"),
+    ("threads", -2, "threads is a number of 0 or more, got -2"),
+    ("precision", "fp8", "precision is 'fp32', 'bf16' or 'fp16', got 'fp8'"),
+])
+def test_arguments_of_compile_step(name, value, told):
     net = nn.Linear(4, 2)
-    with pytest.raises(ValueError, match="clip_norm is a norm, 0 or more .*, got -1"):
-        caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), clip_norm=-1)
+    with pytest.raises(ValueError, match=told):
+        caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1), **{name: value})
 
 
 def _branches(m, x):

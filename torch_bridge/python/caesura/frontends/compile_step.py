@@ -4,6 +4,7 @@
 import functools
 import inspect
 import logging
+import numbers
 from collections.abc import Callable
 from typing import Optional
 
@@ -123,6 +124,18 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads, ranks)
 
 
+def tensors_by_name(module, loss_fn, optimizer) -> dict:
+    """The tensors of a step: the module's, then those that only the loss or the optimizer has."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    ids = set(map(id, found.values()))
+    if isinstance(loss_fn, torch.nn.Module):
+        of_loss = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
+        found |= {f"loss_fn.{name}": tensor for name, tensor in of_loss.items() if id(tensor) not in ids}
+        ids.update(map(id, of_loss.values()))
+    others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids) if optimizer is not None else ()
+    return found | {f"parameter_{i}": p for i, p in enumerate(others)}
+
+
 class CompiledStep(Suspendable, Ranked):
     """A compiled training step; compile_step() makes it.
 
@@ -150,6 +163,12 @@ class CompiledStep(Suspendable, Ranked):
         self.ranks = ranks
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
+        counts = {"accumulation_steps": (accumulation_steps, 1), "memory_budget": (memory_budget, 0), "threads": (threads, 0)}
+        for name, (value, least) in counts.items():
+            if not (isinstance(value, numbers.Integral) and value >= least):
+                raise ValueError(f"{name} is a number of {least} or more, got {value!r}")
+        if precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"precision is 'fp32', 'bf16' or 'fp16', got {precision!r}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
@@ -170,7 +189,7 @@ class CompiledStep(Suspendable, Ranked):
 
     def _describe(self, changing=None):
         self._calls = []
-        self.names = self._name_tensors()
+        self.names = {id(tensor): name for name, tensor in tensors_by_name(self.module, self.loss_fn, self.optimizer).items()}
         try:
             recipe = describe_optimizer(self.optimizer, self.names, self.gradients, clip_norm=self.clip_norm,
                                         accumulation_steps=self.accumulation_steps, changing=changing)
@@ -192,15 +211,6 @@ class CompiledStep(Suspendable, Ranked):
         self.programs = [p for p in self.programs if p.is_captured]
         for program in self.programs:
             program.session = None
-
-    def _name_tensors(self) -> dict:
-        """Maps ids to names, for the tensors of the module, of the loss and of the optimizer."""
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        names.update((id(b), name) for name, b in self.module.named_buffers())
-        if isinstance(self.loss_fn, torch.nn.Module):
-            names = {id(p): f"loss_fn.{name}" for name, p in self.loss_fn.named_parameters()} | names
-        others = (p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in names)
-        return names | {id(p): f"parameter_{i}" for i, p in enumerate(others)}
 
     def check_optimizer(self):
         """Describes the optimizer again if it no longer matches the programs."""
@@ -240,7 +250,7 @@ class CompiledStep(Suspendable, Ranked):
             self._capturing = False
         raise AssertionError("a capture ends by Captured")
 
-    def report(self, path, *args, **kwargs) -> torch.Tensor:
+    def report(self, path, /, *args, **kwargs) -> torch.Tensor:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
         what fell back and why, what to try first, and the losses of the steps so far.
 

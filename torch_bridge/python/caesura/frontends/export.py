@@ -8,14 +8,14 @@ import pathlib
 import onnx
 import torch
 
-from caesura.frontends.compile_step import CompiledStep
+from caesura.frontends.compile_step import CompiledStep, tensors_by_name
 from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import as_real, calls_pytorch
 
 _METADATA = "caesura.step"
 
 
-def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
+def export_step(path, step: CompiledStep, /, *args, **kwargs) -> None:
     """Writes a compiled step into a folder: model.onnx and state.safetensors.
 
     A C++ program (training/exported_step.h), `caesura train` or open_step() goes on with it; nothing in the folder
@@ -85,19 +85,22 @@ def export_step(path, step: CompiledStep, *args, **kwargs) -> None:
 
 
 @torch.no_grad()
-def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
+def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
+              loss_fn: torch.nn.Module | None = None) -> int:
     """Copies what was trained in an exported step back into the module, and into the optimizer's state.
 
     Args:
         path: the folder.
         module: the module that the step was compiled from, or one with the same parameters.
         optimizer: its optimizer; None leaves optimizer state out.
+        loss_fn: its loss, if that has parameters.
 
     Returns:
         int: the number of updates done.
 
     Raises:
-        ValueError: parameters do not fit the module; all of them are listed, and nothing is changed.
+        ValueError: parameters do not fit the module; all of them are listed, and nothing is changed. Or the file is no
+            step's.
         FileNotFoundError: the folder holds no step.
 
     Example::
@@ -106,7 +109,7 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
     """
     from safetensors import safe_open
 
-    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    own = tensors_by_name(module, loss_fn, optimizer)
     names = {id(tensor): name for name, tensor in own.items()}
     own = {name: as_real(tensor) for name, tensor in own.items()}
     writes, problems = [], []
@@ -119,7 +122,10 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
             writes.append((target, value))
 
     with safe_open(pathlib.Path(path) / "state.safetensors", framework="pt") as file:
-        updates = int(file.metadata()["property/session.updates"].removeprefix("int:"))
+        counted = (file.metadata() or {}).get("property/session.updates")
+        if counted is None:
+            raise ValueError(f"{pathlib.Path(path) / 'state.safetensors'} is no step's: it does not tell the number of updates")
+        updates = int(counted.removeprefix("int:"))
         states = {}
         for key in file.keys():
             if key.startswith("parameter/"):
@@ -134,7 +140,7 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
         target.copy_(value)
     if optimizer is not None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if names[id(parameter)] not in states:
+            if names.get(id(parameter)) not in states:
                 continue
             state = optimizer.state[parameter]
             for key, value in states[names[id(parameter)]].items():

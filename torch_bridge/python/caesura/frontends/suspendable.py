@@ -207,7 +207,7 @@ class Suspendable(_core.StepCalls):
         return [names[id(counter)] for counter, _ in program.counted]
 
     @torch.no_grad()
-    def restore(self, path, *args, **kwargs) -> dict:
+    def restore(self, path, /, *args, **kwargs) -> dict:
         """Goes on from a checkpoint that save() has written, perhaps in another process; resume() then ends the step that
         waits in it. A step that waits here is given up.
 
