@@ -429,6 +429,15 @@ def test_a_folder_without_space_is_told_of(folder, monkeypatch):
         disk.store("a" * 64, {}, b"")
 
 
+def test_a_program_larger_than_the_cache_is_told_of_and_removes_no_other(folder, monkeypatch):
+    monkeypatch.setattr(reports.RECORD, "lost", {})
+    monkeypatch.setenv("CAESURA_PROGRAM_CACHE_MEGABYTES", "1")
+    disk.store("a" * 64, {"b": 1}, b"")
+    with pytest.warns(caesura.FallbackWarning, match="a program of 2 MiB is larger than"):
+        disk.store("c" * 64, {}, bytes(2 << 20))
+    assert [file.name[0] for file in folder.iterdir()] == ["a"]
+
+
 def test_a_folder_that_is_only_read_is_used(folder, monkeypatch):
     monkeypatch.setattr(reports.RECORD, "lost", {})
     disk.store("a" * 64, {"b": 1}, b"")

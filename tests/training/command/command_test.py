@@ -397,6 +397,22 @@ def test_env():
         assert word in text
     found = json.loads(run("env", "--json", "-", CAESURA_PYTHON=sys.executable).stdout)
     assert f"numpy {np.__version__}" in found["Python packages"]
+    assert found["PyTorch library"].startswith(("loaded, built with PyTorch ", "libcaesura_torch.so was not built", "not loaded: "))
+
+
+def test_env_says_which_cache_is_not_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def row(**environment):
+        return json.loads(run("env", "--json", "-", CAESURA_PYTHON="/no/python", **environment).stdout)
+
+    below = tmp_path / "file" / "programs"
+    assert row(CAESURA_PROGRAM_CACHE=tmp_path / "new" / "one")["program cache"] == f"{tmp_path / 'new' / 'one'} (writable)"
+    assert row(CAESURA_PROGRAM_CACHE=below)["program cache"] == f"{below} (not writable: {tmp_path / 'file'}: Not a directory)"
+    assert row(CAESURA_PROGRAM_CACHE="off")["program cache"] == "off"
+    assert row(CAESURA_PROGRAM_CACHE="", XDG_CACHE_HOME="", HOME="")["program cache"].startswith("off: neither HOME nor")
+    assert row()["PyTorch library"] == "unknown: '/no/python' does not run"
+    assert not (tmp_path / "new").exists()
 
 
 def test_cache(tmp_path):

@@ -54,10 +54,9 @@ def misfit() -> str:
 
 def state() -> str:
     """What `caesura env` prints of the library: which PyTorch it was built with, which is installed, and whether both fit."""
-    built = f"built with PyTorch {built_for()}" if _PATH.exists() else "not built"
     if importlib.util.find_spec("torch") is None:
-        return f"{built}; no PyTorch is installed"
+        return f"built with PyTorch {built_for()}; no PyTorch is installed" if _PATH.exists() else misfit()
     import torch
 
     why = misfit()
-    return f"{built}; PyTorch {torch.__version__} is installed; {f'not loaded: {why}' if why else 'loaded'}"
+    return f"not loaded: {why}" if why else f"loaded, built with PyTorch {built_for()}; this is PyTorch {torch.__version__}"

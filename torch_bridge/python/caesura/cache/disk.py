@@ -41,8 +41,9 @@ def enabled() -> bool:
 def _lose(why) -> None:
     """why: a sentence, or an OSError of the folder's."""
     lose("the program cache", f"{_folder()}: {why.strerror}" if isinstance(why, OSError) else why,
-"Each process captures and compiles anew, which takes seconds",
-         "CAESURA_PROGRAM_CACHE names a folder that can be written to; CAESURA_PROGRAM_CACHE=off does without")
+         "Each process captures and compiles anew, which takes seconds",
+         "CAESURA_PROGRAM_CACHE names a folder that can be written to, CAESURA_PROGRAM_CACHE_MEGABYTES its size; "
+         "CAESURA_PROGRAM_CACHE=off does without")
 
 
 def load(key: str):
@@ -81,18 +82,21 @@ def store(key: str, facts: dict, model: bytes) -> None:
     """Keeps a program if the cache is on."""
     if not enabled():
         return
-    folder = _folder()
+    folder, content, limit = _folder(), _pack(key, facts, model), _core.program_cache()[1] << 20
+    if len(content) > min(limit, _LARGEST):  # it would be removed at once, and all others with it
+        _lose(f"a program of {len(content) >> 20} MiB is larger than the cache's files may be")
+        return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         written, name = tempfile.mkstemp(prefix=".part-", dir=folder)
         try:
             with open(written, "wb") as file:
-                file.write(_pack(key, facts, model))
+                file.write(content)
             os.replace(name, folder / key)
         except BaseException:
             os.unlink(name)
             raise
-        _shrink(folder, _core.program_cache()[1] << 20)
+        _shrink(folder, limit)
     except OSError as error:
         _lose(error)
 

@@ -8,10 +8,10 @@ program's key.
 """
 
 import contextlib
-import logging
 
 from caesura.cache import disk
 from caesura.cache.fingerprint import Fingerprint, Unkeyed
+from caesura.reports import note_detour
 
 _TRACES = 8  # noted for one call: programs whose globals differ
 
@@ -44,7 +44,7 @@ class Key:
                 with _keyed():
                     self._program = self._fingerprint.key() if self._fingerprint.follow(traced) else ""
             except Unkeyed as error:
-                logging.getLogger("caesura").info("a call is not kept on disk: the code of its capture leads to %s", error)
+                note_detour("a call is not kept on disk", f"the code of its capture leads to {error}")
                 self._program = ""
         return self._program
 

@@ -2,7 +2,6 @@
 """The backend of torch.compile: `torch.compile(module, backend="caesura")`."""
 
 import functools
-import logging
 import types
 from typing import Any
 
@@ -27,7 +26,7 @@ from caesura.capture.partition import partition
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
-from caesura.reports import StrictError, fall_back
+from caesura.reports import StrictError, fall_back, note_detour
 from caesura.runtime.autograd_call import describe_call, open_call
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
@@ -86,7 +85,7 @@ def _key(module, example_inputs):
     try:
         return graph_calls.key_of(module, example_inputs)
     except Unkeyed as error:
-        logging.getLogger("caesura").info("the call is not looked for on disk, no key holds %s", error)
+        note_detour("a graph is not kept on disk", f"no key holds {error}")
         return None
 
 

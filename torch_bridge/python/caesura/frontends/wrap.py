@@ -117,7 +117,7 @@ class _Calls:
                     self.candidate.store(key)
                     self.candidate = None
             except KeyError as error:
-                note_detour(self.on_disk, f"not {error}")
+                note_detour(self.on_disk, f"not {error.args[0]}")
                 self.keys = 0  # later calls will be alike
         return results
 
@@ -138,6 +138,8 @@ class _Calls:
         if self.keys == 0:
             return None
         self.keys -= 1
+        if self.keys == 0:
+            note_detour(self.on_disk, f"{_KEYS} of its calls had other keys")
         try:
             return module_calls.CallKey(self.module, self.dynamic, args, kwargs)
         except Unkeyed as error:
