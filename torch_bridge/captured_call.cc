@@ -12,8 +12,6 @@
 #include <mutex>
 #include <optional>
 
-#include "torch_bridge/autograd_node.h"
-
 namespace caesura::torch {
 namespace {
 
@@ -134,7 +132,7 @@ class CapturedCall::BackwardPart : public ::torch::autograd::Node {
 
 void CapturedCall::Connect(::torch::autograd::Node& node, at::TensorList tensors) {
   static const at::Tensor* const kToken = new at::Tensor(BackwardRun::Pack(nullptr));
-  NodePtr<BackwardPart> next;
+  c10::intrusive_ptr<BackwardPart> next;
   for (size_t part = members_.size(); part-- > 0;) {
     ::torch::autograd::edge_list edges;
     for (int64_t i : members_[part]) {
@@ -144,7 +142,8 @@ void CapturedCall::Connect(::torch::autograd::Node& node, at::TensorList tensors
     }
     if (next) edges.emplace_back(std::move(next), 0);
     if (part == 0) return node.set_next_edges(std::move(edges));
-    next = MakeNode<BackwardPart>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this), part);
+    next = c10::make_intrusive<BackwardPart>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this),
+                                             part);
     next->set_next_edges(std::move(edges));
     next->add_input_metadata(*kToken);
   }
@@ -348,9 +347,9 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     TORCH_CHECK_NOT_IMPLEMENTED(!::torch::autograd::isFwGradDefined(tensor),
                                 "caesura: a captured graph has no forward-mode derivatives");
   }
-  NodePtr<Backward> node;
+  c10::intrusive_ptr<Backward> node;
   if (backward_ && at::GradMode::is_enabled()) {
-    node = MakeNode<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
+    node = c10::make_intrusive<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
   }
   std::optional<at::Tensor> random;
   if (node && random_) {

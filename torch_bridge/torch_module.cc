@@ -11,7 +11,6 @@
 #include <optional>
 
 #include "core/providers/cpu_provider.h"
-#include "torch_bridge/autograd_node.h"
 #include "torch_bridge/checked.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
@@ -304,7 +303,7 @@ std::vector<::torch::Tensor> Module::Differentiable(
     if (!state.is_parameter && is_training()) sources.erase(state.name);
   }
   const std::vector<int> taking = program.module->differentiable_outputs();
-  auto node = MakeNode<Backward>(std::move(run), taking, sources, program, feeds);
+  auto node = c10::make_intrusive<Backward>(std::move(run), taking, sources, program, feeds);
   node->set_next_edges(::torch::autograd::collect_next_edges(differentiated));
   for (int i : taking) ::torch::autograd::set_history(outputs[i], node);
   return outputs;

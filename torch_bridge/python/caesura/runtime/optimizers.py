@@ -64,6 +64,7 @@ def _adam(of_class):
 
 
 _DECOUPLED = {"decoupled_weight_decay": _flag("decoupled_weight_decay")}
+_MUON_RATES = ("match_rms_adamw", "spectral_unclamped")  # the second one since PyTorch 2.14
 _UPDATES = {
     torch.optim.AdamW: _adam("adamw"),
     torch.optim.Adam: _adam("adam"),
@@ -97,16 +98,14 @@ _UPDATES = {
         states=_adafactor_states, is_real=True,
         flags=_MAXIMIZE | {"epsilon1": lambda group: -1.0 if group["eps"][0] is None else float(group["eps"][0]),
                            "epsilon2": lambda group: float(group["eps"][1])}),
-}
-_MUON_RATES = ("match_rms_adamw", "spectral_unclamped")  # the second one since PyTorch 2.14
-if hasattr(torch.optim, "Muon"):  # from PyTorch 2.9 on
-    _UPDATES[torch.optim.Muon] = Update(
+    torch.optim.Muon: Update(
         name=lambda group: "muon", fed={"momentum": "momentum", "weight_decay": "weight_decay"}, keeps_count=False, counted=False,
         states=lambda group, parameter: {"momentum_buffer": None}, is_real=True,
         flags={"nesterov": _flag("nesterov"), "epsilon": lambda group: float(group["eps"]),
                "ns_steps": lambda group: float(group["ns_steps"]),
                **{f"ns_{c}": lambda group, i=i: float(group["ns_coefficients"][i]) for i, c in enumerate("abc")},
-               **{name: lambda group, name=name: float(group["adjust_lr_fn"] == name) for name in _MUON_RATES}})
+               **{name: lambda group, name=name: float(group["adjust_lr_fn"] == name) for name in _MUON_RATES}}),
+}
 
 # Changes of an optimizer that its programs were not made for.
 _HOOKS = "hooks around its step"
