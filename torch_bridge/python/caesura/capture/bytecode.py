@@ -39,18 +39,16 @@ def graphs_called(code) -> set:
 
 def is_plain(code) -> bool:
     """True if the code only calls graphs."""
-    graphs, before = graphs_called(code), None
+    graphs, of_module = graphs_called(code), False
     for i in dis.get_instructions(code):
         if i.opname in _PREFIXES:
             continue
-        if not _is_plain(i):
+        if not (i.argval in _FUNCTIONS if of_module else _is_plain(i)):
             return False
-        if i.opname == "LOAD_GLOBAL" and i.argval not in graphs and not i.argval.startswith(_MODULES):
+        is_global = i.opname == "LOAD_GLOBAL"
+        of_module = is_global and i.argval.startswith(_MODULES)
+        if is_global and not of_module and i.argval not in graphs:
             return False
-        if before is not None and before.opname == "LOAD_GLOBAL" and before.argval.startswith(_MODULES) \
-                and i.argval not in _FUNCTIONS:
-            return False
-        before = i
     return True
 
 
