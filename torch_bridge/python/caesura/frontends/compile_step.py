@@ -279,7 +279,8 @@ class CompiledStep(Suspendable, Ranked):
     def _loss(self, *args, **kwargs):
         if self._gives_leaves:
             args, kwargs = tree_map_only(torch.Tensor, as_leaf, (args, kwargs))
-        _ = [len(hooks) for hooks in _HOOKS]  # so that dynamo's guards hold them
+        for hooks in _HOOKS:
+            _ = len(hooks)  # so that dynamo's guards hold them; a comprehension's code would be traced apart
         if self.loss_fn is None:
             out = self.module(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)
@@ -426,6 +427,8 @@ class CompiledStep(Suspendable, Ranked):
         if has_key:
             before, key = key.text, self._key(args, kwargs)
             text = key.follow(traced) if key is not None and key.text == before else None
+            if not text:
+                note_detour(f"the step of {type(self.module).__name__} is not kept on disk", "its key does not lead to what was traced")
         if guards is None:  # the call may do more than run the program; two calls with equal keys show that it does not
             program.left_behind = (*program.left_behind, text)
             if not text or program.left_behind.count(text) < 2:
