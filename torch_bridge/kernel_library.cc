@@ -26,7 +26,7 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version,
   const std::string_view minor = built.substr(0, built.find('.', built.find('.') + 1) + 1);
   if (!std::string_view(torch_version).starts_with(minor)) {
     return "libcaesura_torch was built with PyTorch " TORCH_VERSION
-           " and works with that release only";
+           " and works with patch releases of that minor version only";
   }
   caesura::torch::RegisterAtenKernels(*registry);
   caesura::torch::RegisterCapturedCalls();
