@@ -2,7 +2,6 @@
 """caesura.compile_step: forward, loss, backward and optimizer as one program."""
 
 import functools
-import inspect
 import logging
 import numbers
 from collections.abc import Callable
