@@ -21,9 +21,6 @@ sys.path.append(str(TESTS / "python"))
 OPTIONS = ("-q", "--show-capture=stderr", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=600", "-o",
            "faulthandler_exit_on_timeout=true", "--durations=5")
 
-# Several files import these, which takes five seconds or more; they need not be installed.
-ALSO = ("transformers.trainer", "transformers.models.llama.modeling_llama", "lightning")
-
 
 def run(path, report, log, cwd, environment):
     """The body of a file's process."""
@@ -38,7 +35,7 @@ def run(path, report, log, cwd, environment):
 
 def main(jobs, reports, files):
     from fork_server import context, cpu_seconds
-    processes, running, failed, spent = context(*ALSO), {}, [], 0.0
+    processes, running, failed, spent = context(), {}, [], 0.0
     waiting = sorted(files, key=os.path.getsize)
     while waiting or running:
         while waiting and len(running) < jobs:

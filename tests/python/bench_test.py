@@ -2,11 +2,16 @@
 """The benchmark command: its statistics, its processes and its report. No test asserts a time."""
 
 import json
+import multiprocessing.connection
+import os
 import re
+import runpy
 import subprocess
 import sys
+import types
 
 import pytest
+from fork_server import context
 
 from caesura.bench import measure, processes, report, statistics, workloads
 from caesura.bench.measure import run_workload
@@ -54,6 +59,49 @@ def test_spread_and_losses():
     assert statistics.largest_difference([float("nan")], [1.0]) == float("inf")
 
 
+def _work(stdin, stdout, stderr, arguments, environment):
+    import torch
+    for number, end in enumerate((stdin, stdout, stderr)):
+        os.dup2(end.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    threads = int(environment["OMP_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    sys.argv[:], sys.stdin = ["worker", *arguments], open(0, closefd=False)
+    runpy.run_module("caesura.bench.worker", run_name="__main__")
+
+
+class Forked:
+    """A worker as subprocess.Popen starts it, but in a fork of the tests' server, which spares five seconds of imports."""
+
+    def __init__(self, command, *, stderr, env, **_):
+        assert command[:3] == [sys.executable, "-m", "caesura.bench.worker"]
+        processes_of = context()
+        theirs_in, ours_in = processes_of.Pipe(duplex=False)
+        ours_out, theirs_out = processes_of.Pipe(duplex=False)
+        log = multiprocessing.connection.Connection(os.dup(stderr.fileno()))
+        self._process = processes_of.Process(target=_work, args=(theirs_in, theirs_out, log, command[3:], env))
+        self._process.start()
+        self.stdin, self.stdout = os.fdopen(os.dup(ours_in.fileno()), "w"), os.fdopen(os.dup(ours_out.fileno()))
+        for end in (theirs_in, ours_in, ours_out, theirs_out, log):
+            end.close()
+        self.kill = self._process.kill
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("worker", timeout)
+        return self._process.exitcode
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers are forks. Those of the command, in a test of its own, are new processes."""
+    monkeypatch.setattr(processes, "subprocess", types.SimpleNamespace(**vars(subprocess) | {"Popen": Forked}))
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_follow_eager(name):
     """The first 5 steps, from the same weights on the same batches."""
@@ -68,6 +116,7 @@ def test_losses_follow_eager(name):
     assert report.table(result).count("\n") == 3 + len(fused)
 
 
+@pytest.mark.usefixtures("forked")
 def test_bfloat16_follows_eager():
     systems = run_workload(workloads.find("small-gpt-bf16"), ["caesura", "eager"], rounds=1, threads=1)["systems"]
     assert systems["caesura"]["loss_difference"] < 1e-2
@@ -100,6 +149,7 @@ def test_command_writes_table_and_json(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("forked")
 def test_systems_wait_where_memory_is_short(monkeypatch):
     started = []
     start = measure._Turns.start

@@ -14,14 +14,14 @@ from unittest import mock
 PRELOADED = ("pytest", "preloaded", "first_capture")
 
 
-def context(*more):
+def context():
     """Returns multiprocessing's context whose processes are forks of the server, which is started if there is none. In a
-    process that is such a fork itself, this is the server that it comes from. more: modules for a new server to import."""
+    process that is such a fork itself, this is the server that it comes from."""
     server = multiprocessing.forkserver._forkserver
     if server._forkserver_address is None:
         # Python 3.11 does not tell the server this process's sys.path, and a module that it cannot import is left out.
         path = os.pathsep.join(filter(None, (str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        multiprocessing.set_forkserver_preload([*PRELOADED, *more])
+        multiprocessing.set_forkserver_preload(list(PRELOADED))
         with mock.patch.dict(os.environ, PYTHONPATH=path):
             server.ensure_running()
     elif server._forkserver_pid is None:  # multiprocessing would start another one
