@@ -371,6 +371,35 @@ def test_optimizers_within_the_backward_of_many_parts(make, x, monkeypatch):
     assert len(nodes_of(wrapped(x))) > 4
 
 
+class Sparse(nn.Module):
+    """Sparse gradients, which have no memory that a fake tensor shows: one of a single lookup, one of two lookups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.word, self.place = nn.Embedding(7, 4, sparse=True), nn.Embedding(5, 4, sparse=True)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, i):
+        return self.last(torch.tanh(self.word(i) + self.place(i) * self.place(i + 1)))
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_sparse_gradients_come_when_they_are_made(size, monkeypatch):
+    monkeypatch.setattr(graph_executor, "_PART", size)
+
+    def run(module):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(torch.tensor([[1, 2, 1]])).square().mean().backward()
+            optimizer.step()
+        return [*gradients(module), *(p.detach() for p in module.parameters())]
+
+    same(run, Sparse)
+
+
 def test_sizes_that_change():
     def run(module):
         for rows in (8, 5, 3, 8):

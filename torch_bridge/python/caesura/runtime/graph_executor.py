@@ -323,9 +323,11 @@ class GraphProgram:
         self._touching = {result: [node for s in {result, *sources} for node in calls[s]]
                           for result, sources in self._sources.items()}
 
-    def _ready(self, node, positions, default):
-        """The last of the positions (a dict by nodes) at which the memory of the node is touched; `default` for no result."""
-        return max((positions[n] for n in self._touching.get(storage_of(node), ()) if n in positions), default=default)
+    def _ready(self, node, positions, end):
+        """The last of the positions (a dict by nodes) at which the memory of the node is touched, -1 if none of them touches it;
+        `end` for no result, and for a sparse one: whose memory it shares is unknown."""
+        touching = self._touching.get(storage_of(node))
+        return end if touching is None else max((positions[n] for n in touching if n in positions), default=-1)
 
     def _parts(self, nodes, inputs, outputs):
         """The parts of a program, which hand out about _PART bytes of results each."""
@@ -347,7 +349,7 @@ class GraphProgram:
     def _cut(self, steps):
         """Adds a cut wherever enough results are ready; fills `parts`."""
         positions = {n: i for i, step in enumerate(steps) for n in step.nodes}
-        ready = [self._ready(r, positions, -1) if isinstance(r, torch.fx.Node) else -1 for r in self.results]
+        ready = [self._ready(r, positions, len(steps)) if isinstance(r, torch.fx.Node) else -1 for r in self.results]
         self.parts = [None] * len(ready)
         out, part = [], 0
         for i, step in enumerate(steps):
