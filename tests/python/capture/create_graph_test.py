@@ -281,3 +281,30 @@ def test_a_batch_of_gradients():
     assert not found[0].requires_grad
     jacobians = [torch.autograd.functional.jacobian(net, x, vectorize=True) for net in (wrapped, module)]
     torch.testing.assert_close(*jacobians, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_within_the_forward(breaks):
+    """Gradients that can be differentiated, of graphs whose outputs are views of each other, before graph breaks."""
+    class Inner(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = torch.tanh(self.layer(x))
+            v = y.view(-1)
+            if breaks:
+                torch._dynamo.graph_break()
+            energy = (y * 2).sum() + v.square().sum()
+            if breaks:
+                torch._dynamo.graph_break()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    module, x = Inner(), torch.randn(3, 4, requires_grad=True)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    found = []
+    for net in (wrapped, module):
+        dx = net(x)
+        found.append((dx, torch.autograd.grad(dx.square().sum(), [x, *net.parameters()])))
+    same(*found)

@@ -180,6 +180,7 @@ class _Replacement:
         written = {id(tensors[sum(again.is_tensor[:i])]) for i in again.mutated}
         self.versions = [(t, version(t)) for t in tensors if id(t) not in written]
 
+    @torch.compiler.disable  # as differentiate(): a capture of the graph that is run again would have a hook like this one
     def __call__(self, without, dys):
         if not torch.is_grad_enabled() or len(without) != len(self.tensors):
             return None
