@@ -177,3 +177,15 @@ def test_checkpoints_of_inputs_without_gradients(route, reentrant):
             net(*given).backward()
         for ours, theirs in zip(other.parameters(), module.parameters()):
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_powers_of_bools():
+    class Powers(torch.nn.Module):
+        def forward(self, x):
+            b = x > 0
+            return b ** True, b ** False, b ** 2, (b ** True).sum(), x ** True
+
+    torch._dynamo.reset()
+    x = torch.tensor([-1.0, 2.0])
+    torch.testing.assert_close(caesura.wrap(Powers())(x), Powers()(x))

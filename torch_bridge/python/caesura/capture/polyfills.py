@@ -35,16 +35,18 @@ def _linear_cross_entropy(*inputs, options=None, **settings):
     return _in_one_piece(*inputs, **settings)
 
 
-@contextlib.contextmanager
-def _selecting():
-    """On fake tensors PyTorch's masked_select bounds the number of elements by x's, although the mask may be larger."""
-    function = torch.ops.aten.masked_select.default
-    theirs = fake_implementations[function]
-    fake_implementations[function] = lambda mode, _, x, mask: theirs(mode, function, *torch.broadcast_tensors(x, mask))
-    try:
-        yield
-    finally:
-        fake_implementations[function] = theirs
+def _faking():
+    """Replaces what PyTorch makes of two calls on fake tensors. Its masked_select bounds the number of elements by x's, although the
+    mask may be larger. Its power of bools is of integers, also to a bool."""
+    select, power = torch.ops.aten.masked_select.default, torch.ops.aten.pow.Tensor_Scalar
+    theirs = fake_implementations[select]
+
+    def of_bools(mode, function, x, exponent):
+        is_bool = x.dtype == torch.bool and isinstance(exponent, bool)
+        return torch.empty_like(x) if is_bool else NotImplemented
+
+    return mock.patch.dict(fake_implementations, {
+        select: lambda mode, _, x, mask: theirs(mode, select, *torch.broadcast_tensors(x, mask)), power: of_bools})
 
 
 _theirs = torch.nn.functional.linear_cross_entropy
@@ -174,7 +176,7 @@ def _in_place(forwards: dict):
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
-        changes.enter_context(_selecting())
+        changes.enter_context(_faking())
         for kind, forward in forwards.items():
             changes.enter_context(mock.patch.object(kind, "forward", forward))
         yield
