@@ -220,7 +220,7 @@ def _tell_of_graph_break(translator, *arguments, **named):
 @contextlib.contextmanager
 def _trace():
     """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
-    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(UNMARKED), \
+    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(skip_nnmodule_hook_guards=False, **UNMARKED), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
             mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):

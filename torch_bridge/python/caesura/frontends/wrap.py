@@ -129,8 +129,7 @@ class _Calls:
         self.candidate = None
 
     def _ask_dynamo(self, args, kwargs):
-        # Hooks that come later are noticed.
-        with refusing(), told_at_the_end(), capturing(self.module, skip_nnmodule_hook_guards=False):
+        with refusing(), told_at_the_end(), capturing(self.module):
             return self.compiled(*args, **kwargs)
 
     def _key(self, args, kwargs):
@@ -208,20 +207,23 @@ class _Forward(property):
         del vars(wrapped)["forward"]
 
 
-class _Wrapped:
-    """The base that wrap() adds to a module's class. The new class itself holds the data of one wrapped module."""
+# The attributes of a wrapped module's class, which derives from the module's class alone: so an instance is laid out in memory as the
+# module, in whatever order its bases are. The class itself holds the data of one wrapped module.
 
-    _original = None
-    _calls = None
+def _call(self, *args, **kwargs):
+    return type(self)._calls(args, kwargs)
 
-    def __call__(self, *args, **kwargs):
-        return type(self)._calls(args, kwargs)
 
-    def __deepcopy__(self, memo):
-        return wrap(copy.deepcopy(type(self)._original, memo))
+def _deepcopy(self, memo):
+    return wrap(copy.deepcopy(type(self)._original, memo), dynamic=type(self)._calls.dynamic)
 
-    def __reduce__(self):
-        return wrap, (type(self)._original,)
+
+def _reduce(self):
+    return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._original,)
+
+
+def _is_wrapped(module) -> bool:
+    return isinstance(vars(type(module)).get("_calls"), _Calls)
 
 
 def _with_module(parallel, module):
@@ -252,7 +254,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     Thread safety: that of the module.
 
     Args:
-        module: any torch.nn.Module.
+        module: any torch.nn.Module. A wrapped one is returned as it is, or wrapped anew if `dynamic` asks for something else.
         dynamic: None: a size becomes a symbol once it has changed. True: all sizes are symbols from the start. False:
             none ever is, and each new size is captured.
 
@@ -272,17 +274,19 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")
-    if isinstance(module, _Wrapped):
-        return module
+    if _is_wrapped(module):
+        if dynamic is None or dynamic == type(module)._calls.dynamic:
+            return module
+        module = type(module)._original
     if isinstance(module, DistributedDataParallel):
         return _with_module(module, wrap(module.module, dynamic=dynamic))
 
     def call(*args, **kwargs):
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
 
-    cls = type(type(module).__name__, (_Wrapped, type(module)), {
-        "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic),
-        "__module__": type(module).__module__, "__doc__": type(module).__doc__,
+    cls = type(type(module).__name__, (type(module),), {
+        "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic), "__call__": _call,
+        "__deepcopy__": _deepcopy, "__reduce__": _reduce, "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)
     wrapped.__dict__ = module.__dict__
