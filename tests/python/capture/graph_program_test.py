@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import caesura  # noqa: E402
 
+from caesura.capture import fx_meta  # noqa: E402
 from caesura.runtime.graph_executor import GraphProgram, RunStep  # noqa: E402
 
 
@@ -336,3 +337,16 @@ def test_numbers_that_a_type_does_not_hold():
 
     for dtype in (torch.uint8, torch.int8, torch.int32):
         beside(function, torch.tensor([0, 100, 127]).to(dtype))
+
+
+def test_a_place_is_a_line_of_the_users():
+    """Not one of PyTorch's or of this package, which a call of the user's has led to, nor of generated code."""
+    node = torch.fx.Graph().placeholder("x")
+    user, generated = 'File "/home/me/model.py", line 12, in forward', 'File "<eval_with_key>.5", line 3, in forward'
+    theirs = [f'File "{module.__file__}", line 7, in inner' for module in (torch.nn.functional, fx_meta)]
+    node.meta["stack_trace"] = "\n".join([user, *theirs, generated])
+    assert fx_meta.describe(node) == "/home/me/model.py:12 in forward"
+    node.meta["stack_trace"] = "\n".join([*theirs, generated])
+    assert fx_meta.describe(node).startswith(f"{__file__}:") and fx_meta.describe(node).endswith("in test_a_place_is_a_line_of_the_users")
+    node.meta = {}
+    assert fx_meta.describe(node) == "x"

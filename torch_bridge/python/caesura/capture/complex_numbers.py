@@ -5,12 +5,14 @@ Linear calls and products are rewritten. PyTorch runs the other calls (FFTs, mag
 are joined before such a call, and its result is split after the call if a pair is needed.
 """
 
+import collections
 import functools
 from unittest import mock
 
 import torch
 
 from caesura.capture.compat import detect_fake_mode, make_fx, tree_leaves, tree_map
+from caesura.capture.fx_meta import storage_of
 
 aten = torch.ops.aten
 # Calls that apply to the real and the imaginary part separately. The first argument is complex: a tensor, or a list of
@@ -38,6 +40,12 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 def has_complex(node: torch.fx.Node) -> bool:
     """True if the node is, makes or reads complex tensors."""
     return any(_is_complex(value) for n in (node, *node.all_input_nodes) for value in tree_leaves(n.meta.get("val")))
+
+
+def share_complex(results) -> bool:
+    """True if one of the nodes is a complex tensor whose memory another one shares, which pairs would not."""
+    held = collections.Counter(map(storage_of, {n for n in results if isinstance(n, torch.fx.Node)}))
+    return any(isinstance(n, torch.fx.Node) and has_complex(n) and held[storage_of(n)] > 1 for n in results)
 
 
 def in_pairs(module: torch.fx.GraphModule, real_inputs=False) -> torch.fx.GraphModule:

@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metadata of the nodes in a graph of ATen calls: the source line of each, and its dtype, shape and device."""
 
+import operator
+
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from caesura.user_code import FRAME
+from caesura.user_code import FRAME, calling_line, is_users
 
 aten = torch.ops.aten
 
-# Other ways of looking at the same elements: PyTorch makes them from a program's results at no cost.
-VIEWS = {
+# Other ways of looking at the elements of the first argument: PyTorch makes them from a program's results at no cost.
+_VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default,
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default,
     aten.slice.Tensor, aten.select.int, aten.alias.default, aten.detach.default, aten.view_as_real.default,
-    aten.view_as_complex.default, aten.resolve_conj.default,
+    aten.view_as_complex.default, aten.resolve_conj.default, aten.diagonal.default, aten.unfold.default, aten.as_strided.default,
+    aten.view.dtype,
 }
+# The same as a list, whose elements further calls take.
+_PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.unsafe_split.Tensor,
+          aten.unsafe_split_with_sizes.default}
 
 
 def describe(node: torch.fx.Node) -> str:
-    """Returns the place in the user's code that a node comes from, "model.py:12 in forward", or its name."""
+    """Returns the place in the user's code that a node comes from, "model.py:12 in forward"; the line that calls the module where
+    the node comes from code of PyTorch's or ours; the node's name if it does not tell."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    return "{}:{} in {}".format(*frames[-1]) if frames else node.name
+    users = [frame for frame in frames if is_users(frame[0])]
+    return "{}:{} in {}".format(*(users[-1] if users else calling_line())) if frames else node.name
+
+
+def makes_view(node: torch.fx.Node) -> bool:
+    """True if the call's result is memory of its first argument: a view, several views in a list, or one of such a list."""
+    if node.target is operator.getitem:
+        return node.args[0].target in _PARTS
+    return node.target in _VIEWS or node.target in _PARTS
 
 
 def is_symbolic(node) -> bool:

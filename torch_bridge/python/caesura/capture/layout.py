@@ -6,19 +6,19 @@ A value gets a copy in PyTorch's layout if a user sees it, or if a call depends 
 
 import torch
 
-from caesura.capture.fx_meta import is_static
+from caesura.capture.fx_meta import is_static, makes_view
 
 aten = torch.ops.aten
 _CALLS = (aten.as_strided.default, aten.as_strided_scatter.default)
 
 
-def lay_arguments(graph: torch.fx.Graph, views) -> list:
-    """Gives as_strided calls arguments that lie in memory as in the trace. views: calls that return views. Returns the
-    calls for which that is impossible, because their base is a part of a larger tensor."""
+def lay_arguments(graph: torch.fx.Graph, past_views: bool) -> list:
+    """Gives as_strided calls arguments that lie in memory as in the trace. past_views: whether to lay what such an argument is a
+    view of. Returns the calls for which that is impossible, because their base is a part of a larger tensor."""
     left = []
     for node in [n for call in _CALLS for n in graph.find_nodes(op="call_function", target=call)]:
         base, given = node.args[0], node.args[0].meta["val"]
-        while base.op == "call_function" and base.target in views and node.target == _CALLS[0]:
+        while past_views and makes_view(base) and node.target == _CALLS[0]:
             if base.args[0].meta["val"].dtype != given.dtype:  # a complex value by its parts
                 break
             base = base.args[0]
@@ -43,22 +43,26 @@ def lay_arguments(graph: torch.fx.Graph, views) -> list:
     return left
 
 
-def lay_results(graph: torch.fx.Graph, views, first: int, last: int):
-    """Gives the outputs from `first` to `last` the memory layout of the trace. views: calls that return views."""
+def lay_results(graph: torch.fx.Graph, first: int, last: int):
+    """Gives the outputs from `first` to `last` the memory layout of the trace; views of one tensor stay views of one tensor."""
     output = next(n for n in graph.nodes if n.op == "output")
-    results = list(output.args[0])
+    results, laid = list(output.args[0]), {}
     for i, node in list(enumerate(results))[first:last]:
-        base = node
-        while isinstance(base, torch.fx.Node) and base.op == "call_function" and base.target in views:
-            base = base.args[0]
+        chain = [node]
+        while isinstance(chain[-1], torch.fx.Node) and makes_view(chain[-1]):
+            chain.append(chain[-1].args[0])
+        base = chain.pop()
         x = base.meta.get("val") if isinstance(base, torch.fx.Node) and base.op == "call_function" else None
-        if not isinstance(x, torch.Tensor) or _order(x) in (None, list(range(x.dim()))):
-            continue
-        order = _order(node.meta["val"])
-        if order is None:
+        order = _order(x) if isinstance(x, torch.Tensor) else None
+        if order is None or order == list(range(x.dim())):
             continue
         with graph.inserting_before(output):
-            results[i] = _back(graph, _dense(graph, node, order), order)
+            if base not in laid:
+                laid[base] = _back(graph, _dense(graph, base, order), order)
+            for view in reversed(chain):
+                if view not in laid:
+                    laid[view] = graph.node_copy(view, lambda n: laid.get(n, n))
+        results[i] = laid[node]
     output.args = (type(output.args[0])(results),)
 
 

@@ -13,13 +13,12 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
-from caesura.capture.fx_meta import VIEWS, storage_of
+from caesura.capture.fx_meta import makes_view, storage_of
 from caesura.capture.grouped_query_attention import take_unrepeated
 
 aten = torch.ops.aten
 _UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
            torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_PARTS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 
 
 def partition(joint_module, inputs, *, num_fwd_outputs, **options):
@@ -113,7 +112,7 @@ def _views_behind(node, saved, made):
     if not all(isinstance(d, int) for d in (*value.shape, *value.stride())) or _is_dense(node):
         return []
     chain = [node]
-    while _is_view(chain[0]):
+    while makes_view(chain[0]):
         if len(chain[0].all_input_nodes) != 1:
             return []
         chain.insert(0, chain[0].all_input_nodes[0])
@@ -124,9 +123,3 @@ def _views_behind(node, saved, made):
 
 def _is_dense(node) -> bool:
     return isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_contiguous()
-
-
-def _is_view(node) -> bool:
-    if node.target is operator.getitem:
-        return node.args[0].target in _PARTS
-    return node.target in VIEWS or node.target in _PARTS

@@ -320,7 +320,7 @@ class CompiledStep(Suspendable, Ranked):
             metadata = TracingContext.get().fw_metadata
             join_checks(module, len(metadata.tokens))
             drop_meshes(module, example_inputs)
-            left = lay_arguments(module.graph, ())
+            left = lay_arguments(module.graph, past_views=False)
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
             if differentiates:

@@ -14,10 +14,10 @@ from caesura.capture.aliasing import data_assignments, hidden_writes, share_stor
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config,
                                     unset_fake_temporarily)
-from caesura.capture.complex_numbers import in_pairs
+from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
-from caesura.capture.fx_meta import VIEWS, describe
+from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.grouped_query_attention import take_unrepeated
 from caesura.capture.layout import lay_results
@@ -54,11 +54,16 @@ class _Captured:
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
         self.metadata = TracingContext.get().fw_metadata
         if not self.away:
-            lay_results(module.graph, VIEWS, len(self.metadata.mutated_inp_runtime_indices), self.metadata.num_forward)
+            first, last = len(self.metadata.mutated_inp_runtime_indices), self.metadata.num_forward
+            lay_results(module.graph, first, last)
+            (output,) = module.graph.find_nodes(op="output")
+            remade = self.metadata.num_outputs_aliased or self.metadata.num_intermediate_bases  # as views, by AOT autograd
+            module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
         self.forward = self._program(module)
         return _boxed(lambda: self.forward)
 
     def compile_backward(self, module, example_inputs):
+        module = module if self.away else in_pairs(module)
         try:
             self.backward = self._program(module, "backward", self.forward.placeholders)
         except StrictError:
@@ -66,7 +71,6 @@ class _Captured:
         return _boxed(lambda: self.backward or self._program(module, "backward"))
 
     def _program(self, module, phase="", sources=()):
-        module = module if self.away else in_pairs(module)
         with unset_fake_temporarily():  # the graph's constants are real
             return GraphProgram(module, phase, sources, self.device)
 
@@ -124,7 +128,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table(),
                                  partition_fn=default_partition if away else partition)
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+    # Gradients are not laid as an output whose elements share memory, in which they would overwrite each other.
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False):
         if device != CPU and not away:
             take_attention(module)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative

@@ -13,7 +13,7 @@ import torch
 from caesura import _core
 from caesura.capture.compat import is_view
 from caesura.capture.complex_numbers import has_complex
-from caesura.capture.fx_meta import VIEWS, describe, devices_of, draws, is_static, is_symbolic, is_tensor, storage_of
+from caesura.capture.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
 from caesura.capture.gpu_attention import IN_PARTS
 from caesura.capture.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
@@ -35,8 +35,7 @@ _EMPTY = aten.empty_strided.default
 _GENERATED = DRAWS | {aten.native_dropout.default}
 # Checks of values, which compute nothing.
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
-_UNCOUNTED = {*VIEWS, *_CHECKS, _EMPTY, operator.getitem}
-_UNTOLD = _UNCOUNTED | _GENERATED
+_UNCOUNTED = {*_CHECKS, _EMPTY, operator.getitem}
 # A backward hands out gradients of at least this many bytes at a time: DistributedDataParallel's first, smallest bucket.
 _PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
@@ -96,7 +95,7 @@ class GraphProgram:
         self.gpu = None if device == CPU else open_gpu(device)[0]
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
-        lay_arguments(self.graph, VIEWS)  # what is left is of the caller's tensors, which PyTorch looks at
+        lay_arguments(self.graph, past_views=True)  # what is left is of the caller's tensors, which PyTorch looks at
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
         self.placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])
@@ -131,13 +130,13 @@ class GraphProgram:
                 continue
             devices = devices_of([node, *node.all_input_nodes])
             if not devices <= {self.device}:
-                if node.target not in _UNTOLD and not _is_empty(node):
+                if _is_told(node) and not (is_tensor(node) and 0 in node.meta["val"].shape):  # which takes no computing
                     away.setdefault(min(devices - {self.device}, key=str), node)
                 continue
             reason = self._refusal(node)
             if reason is None:
                 supported.add(node)
-            elif node.target not in _UNTOLD and not is_exchange(node):  # the process group exchanges
+            elif _is_told(node) and not is_exchange(node):  # the process group exchanges
                 reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
@@ -216,7 +215,7 @@ class GraphProgram:
         return needed
 
     def _is_view(self, node):
-        return node.target in VIEWS and node in self.supported
+        return node in self.supported and makes_view(node)
 
     def _with_views(self, nodes, inside):
         """`nodes` and the views that they read from other levels, in order. A program takes dense inputs, so it would
@@ -241,14 +240,14 @@ class GraphProgram:
         def is_reshaped(node):
             source = node.args[0]
             return node.target in _RESHAPES and source in inside and len(source.users) == 1 and (
-                source.target not in VIEWS or is_reshaped(source))
+                not makes_view(source) or is_reshaped(source))
 
         def laid(node):
             """The layout of a result, or of a view that PyTorch would make of it, as a tensor without memory."""
-            if node not in inside or node.target not in VIEWS or is_reshaped(node):
-                value = node.meta["val"]
+            value = node.meta["val"]
+            if node not in inside or not makes_view(node) or is_reshaped(node):
                 return torch.empty([_size(d) for d in value.shape], dtype=value.dtype, device="meta")
-            arguments = torch.fx.map_arg(node.args, lambda n: laid(n) if is_tensor(n) else _size(n.meta["val"]))
+            arguments = torch.fx.map_arg(node.args, lambda n: _size(n.meta["val"]) if is_symbolic(n) else laid(n))
             return _AS.get(node.target, node.target)(*arguments, **node.kwargs)
 
         def is_copied(node):
@@ -265,7 +264,7 @@ class GraphProgram:
                     provide(node.args[0])
                     views.append(node)
                 return
-            if node.target in VIEWS and not is_reshaped(node) and not is_copied(node):
+            if makes_view(node) and not is_reshaped(node) and not is_copied(node):
                 provide(node.args[0])
                 views.append(node)
             else:
@@ -458,7 +457,7 @@ class CallStep:
         self.target = _AS.get(node.target, node.target)
         if self.target in IN_PARTS and devices_of([node]) != {CPU}:
             self.target = IN_PARTS[self.target]
-        self.counts = not (is_symbolic(node) or node.target in _UNCOUNTED or is_exchange(node))
+        self.counts = not (is_symbolic(node) or node.target in _UNCOUNTED or makes_view(node) or is_exchange(node))
 
     def __call__(self, values):
         began = time.perf_counter()
@@ -470,15 +469,14 @@ class CallStep:
             RECORD.eager_calls += 1
 
 
+def _is_told(node) -> bool:
+    """True if it is a fallback where PyTorch makes the call."""
+    return node.target not in _UNCOUNTED and node.target not in _GENERATED and not makes_view(node)
+
+
 def as_scalar(value):
     """A value as programs take it: a float, which no shape depends on, becomes a tensor."""
     return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
-
-
-def _is_empty(node) -> bool:
-    """True for a tensor without elements, which takes no computing."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and 0 in value.shape
 
 
 def _bytes(node) -> int:

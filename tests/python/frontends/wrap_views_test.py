@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs of a wrapped module that are views of one tensor, of an input or of a parameter share its memory, as in eager."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+import caesura  # noqa: E402
+
+VIEWS = {
+    "split": lambda y: y.split(2, 1), "split by sizes": lambda y: y.split([1, 3], 1), "chunk": lambda y: y.chunk(2, 1),
+    "unbind": lambda y: y.unbind(0), "tensor_split": lambda y: y.tensor_split(3, 1), "unsafe_split": lambda y: torch.unsafe_split(y, 2, 1),
+    "views of parts": lambda y: [part.t()[:1] for part in y.split(2, 1)], "one part": lambda y: y.split(2, 1)[1:],
+    "parts of views": lambda y: y.t()[1:].unbind(1), "diagonal": lambda y: [y.diagonal()], "unfold": lambda y: [y.unfold(1, 2, 1)],
+    "as_strided": lambda y: [y.as_strided((2, 2), (1, 1)), y.as_strided((12,), (1,))], "slice": lambda y: [y[1:, ::2], y[0]],
+    "reshape": lambda y: [y.flatten(), y.view(2, 6), y.expand(2, 3, 4)], "bits": lambda y: [y.detach().view(torch.int32)],
+}
+BASES = {"result": lambda self, x: torch.tanh(self.last(x)), "argument": lambda self, x: x, "parameter": lambda self, x: self.table,
+         "channels last": lambda self, x: self.conv(x.view(1, 2, 2, 3).to(memory_format=torch.channels_last))}
+
+
+class Viewing(nn.Module):
+    """Returns views of one tensor for each kind of view, with that tensor before or after them, or without it."""
+
+    def __init__(self, base, views):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.views = base, views
+        self.last, self.conv, self.table = nn.Linear(4, 4), nn.Conv2d(2, 2, 1), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        results = []
+        for i, view in enumerate(self.views):
+            y = self.base(self, x)
+            y = y * (i + 1) if self.base is BASES["result"] else y
+            results += [[y, *view(y)], [*view(y * 1), y], list(view(y + 1))][i % 3]
+        return results
+
+
+def seen(module, mode):
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    with mode():
+        ys = module(x)
+    tensors = [*ys, x, *module.parameters()]
+    shared = [(i, j, a.data_ptr() - b.data_ptr()) for i, a in enumerate(tensors) for j, b in enumerate(tensors[:i])
+              if a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()]
+    taking = [y for y in ys if y.grad_fn is not None]
+    torch.autograd.backward(taking, [torch.linspace(1, 2, y.numel()).view(y.shape) for y in taking])
+    strides = [[step for step, size in zip(y.stride(), y.shape) if size > 1] for y in ys]
+    values = [y.detach() for y in ys if y.is_floating_point()]
+    return shared, strides, [y.requires_grad for y in ys], values, [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("base", BASES)
+def test_outputs_share_memory_as_in_eager(base, mode):
+    views = [lambda y: [y[:, 1], y.permute(0, 2, 3, 1), y[..., 0]], lambda y: y.unbind(1)] if base == "channels last" else VIEWS.values()
+    module = Viewing(BASES[base], list(views))
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    with caesura.strict():
+        expected, found = seen(module, mode), seen(wrapped, mode)
+    assert found[:3] == expected[:3]
+    torch.testing.assert_close(found[3:], expected[3:])
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_complex_outputs_share_memory():
+    class Complex(nn.Module):
+        def forward(self, x):
+            y, z = x + 1, torch.complex(x, x * 2)
+            return y, torch.view_as_complex(y.view(3, 2, 2)), z, z.real, z.imag, z[1]
+
+    def shared(module):
+        with torch.no_grad():
+            ys = module(torch.ones(3, 4))
+        return [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in ys] for b in ys], ys
+
+    expected, found = shared(Complex()), shared(caesura.wrap(Complex()))
+    assert found[0] == expected[0]
+    torch.testing.assert_close(found[1], expected[1])
