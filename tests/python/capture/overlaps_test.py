@@ -82,6 +82,30 @@ def test_a_step_refuses_a_part_of_a_buffer_that_it_writes_to(calls_before):
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
 
 
+OVERLAPPING = {
+    "result": lambda self, x: (self.layer(x).clone(), (3, 3), (1, 1)), "argument": lambda self, x: (x, (3, 3), (1, 1)),
+    "buffer": lambda self, x: (self.seen, (3, 2), (1, 1)), "zeros": lambda self, x: (torch.zeros(6), (4, 3), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("write", [lambda v: v[0].__setitem__(1, 5.0), lambda v: v.add_(1.0)], ids=["part", "whole"])
+@pytest.mark.parametrize("base", OVERLAPPING)
+def test_writes_to_a_tensor_whose_elements_share_memory(base, write):
+    class Overlapping(Writing):
+        def forward(self, x):
+            y, size, stride = OVERLAPPING[base](self, x)
+            write(y.as_strided(size, stride))
+            return y * 1, self.layer(x) + y.as_strided((3, 1), (1, 1))[:, :1].sum()
+
+    torch._dynamo.reset()
+    caesura.reset_report()  # each cause is told once
+    eager, arguments = Overlapping(), [torch.arange(16.0).view(4, 4) for _ in range(2)]
+    ours = copy.deepcopy(eager)
+    with pytest.warns(caesura.FallbackWarning, match="whose elements share memory"):
+        found = caesura.wrap(ours)(arguments[0])
+    torch.testing.assert_close([*found, arguments[0], ours.seen], [*eager(arguments[1]), arguments[1], eager.seen])
+
+
 def test_a_step_refuses_data_that_is_assigned():
     class Momentum(nn.Module):
         def __init__(self):

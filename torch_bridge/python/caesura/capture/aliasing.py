@@ -9,6 +9,7 @@ import torch
 from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, storage_id
 from caesura.capture.shared_memory import written_to
 from caesura.reports import fall_back
+from caesura.user_code import calling_line
 
 
 # How dynamo writes `p.data = ...`; the second one since PyTorch 2.14.
@@ -44,30 +45,45 @@ def is_modules_own(placeholder: torch.fx.Node) -> bool:
     return "_parameters[" in name or "_buffers[" in name
 
 
-def overlapping(graph: torch.fx.Graph, written):
-    """Returns a check of the values that Dynamo's graph is called with: true if a written value shares memory with a
-    value from the caller. written: positions of the written values. None if no call can have such a pair."""
+def unlike_captured(graph: torch.fx.Graph, written, records: bool):
+    """Returns a function of the values that Dynamo's graph is called with: the reason why this call must run in eager, or None. It
+    is None itself if no call must.
+
+    written: positions of the values that the graph writes to. records: whether it switches autograd on, which a caller's inference
+    mode keeps off, unseen by the capture."""
     placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(n.meta.get("example_value"), torch.Tensor) for n in placeholders]
     pairs = [(i, j) for i in written for j, n in enumerate(placeholders)
              if i != j and tensors[j] and not (is_modules_own(placeholders[i]) and is_modules_own(n))]
-    if not pairs:
+    if not pairs and not records:
         return None
-    return lambda values: any(share_memory(values[i], values[j]) for i, j in pairs)
+
+    def why(values):
+        if records and torch.is_inference_mode_enabled():
+            return "it switches autograd on in inference mode"
+        shared = any(share_memory(values[i], values[j]) for i, j in pairs)
+        return "it writes to memory that two of its arguments share" if shared else None
+
+    return why
 
 
-def run_in_eager(module: torch.fx.GraphModule, values):
+def run_in_eager(module: torch.fx.GraphModule, values, reason: str):
     """Runs Dynamo's graph on PyTorch's kernels, and reports the fallback."""
-    fall_back([("a call", "it writes to memory that two of its arguments share", "the arguments of this call")])
+    fall_back([("a call", reason, "{}:{} in {}".format(*calling_line()))])
     return module.forward(*values)
 
 
-def unless_overlapping(compiled, module: torch.fx.GraphModule, written):
-    """Wraps `compiled`, the call of Dynamo's graph `module`: runs it in eager if inputs at `written` overlap others."""
-    overlap = overlapping(module.graph, written)
-    if overlap is None:
+def unless_unlike(compiled, module: torch.fx.GraphModule, written, records: bool):
+    """Wraps `compiled`, the call of Dynamo's graph `module`: runs it in eager where unlike_captured() says so."""
+    why = unlike_captured(module.graph, written, records)
+    if why is None:
         return compiled
-    return lambda *values: run_in_eager(module, values) if overlap(values) else compiled(*values)
+
+    def run(*values):
+        reason = why(values)
+        return compiled(*values) if reason is None else run_in_eager(module, values, reason)
+
+    return run
 
 
 def share_storage(graph: torch.fx.Graph) -> list:
@@ -75,6 +91,37 @@ def share_storage(graph: torch.fx.Graph) -> list:
     held = collections.Counter(map(_storage, graph.find_nodes(op="placeholder")))
     writes = ((node, target) for node in graph.nodes for target in written_to(node))
     return [node for node, target in writes if _storage(target) and held[_storage(target)] > 1]
+
+
+def writes_to_overlaps(graph: torch.fx.Graph) -> list:
+    """The nodes of Dynamo's graph that write to a tensor in which one place in memory stands for several elements, or to a part of
+    such a tensor. A functional graph would write the other elements' old values to that place."""
+    found, overlapping = [], set()
+    for node in graph.nodes:
+        source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
+        if _storage(node) and (_overlaps(node.meta["example_value"]) or source in overlapping and _storage(source) == _storage(node)):
+            overlapping.add(node)
+        if written_to(node) in overlapping:
+            found.append(node)
+    return found
+
+
+def views_past_autograd(graph: torch.fx.Graph) -> list:
+    """The outputs of Dynamo's graph that are views of tensors which require a gradient, made with autograd off."""
+    (output,) = graph.find_nodes(op="output")
+    values = {n: n.meta.get("example_value") for n in output.all_input_nodes if n.op != "placeholder"}
+    return [n for n, x in values.items() if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+
+
+def _overlaps(tensor) -> bool:
+    """True if elements of the tensor may share their place in memory."""
+    sizes, strides = ([d if isinstance(d, int) else d.node.hint or 2 for d in of] for of in (tensor.shape, tensor.stride()))
+    reach = 0
+    for stride, size in sorted(zip(strides, sizes)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def hidden_writes(graph: torch.fx.Graph) -> list:

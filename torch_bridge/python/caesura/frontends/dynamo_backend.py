@@ -10,10 +10,11 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import data_assignments, hidden_writes, share_storage, unless_overlapping, unnoticed
+from caesura.capture.aliasing import (data_assignments, hidden_writes, share_storage, unless_unlike, unnoticed,
+                                      views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config,
-                                    unset_fake_temporarily)
+                                    set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
@@ -27,7 +28,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.reports import StrictError, fall_back, note_detour
-from caesura.runtime.autograd_call import describe_call, open_call
+from caesura.runtime.autograd_call import describe_call, open_call, recording
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
 
@@ -112,6 +113,16 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if shared:  # AOT autograd's graph for it would be for such calls only
         fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
         return module.forward
+    twice = writes_to_overlaps(module.graph)
+    if twice:
+        fall_back([("a graph", "it writes to a tensor whose elements share memory", describe(n)) for n in twice])
+        return module.forward
+    records = not torch.is_grad_enabled() and any(
+        n.args[0] for n in module.graph.find_nodes(op="call_function", target=set_grad_enabled))
+    past = views_past_autograd(module.graph) if records else []
+    if past:  # AOT autograd makes all views that it hands out in one mode
+        fall_back([("a graph", "it hands out views that are made with autograd off, and switches it on", describe(n)) for n in past])
+        return module.forward
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = device != CPU and open_gpu(device)[0] is None
@@ -129,7 +140,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
                                  inference_compiler=captured.compile_forward, decompositions=table(),
                                  partition_fn=default_partition if away else partition)
     # Gradients are not laid as an output whose elements share memory, in which they would overwrite each other.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False,
+                                backward_pass_autocast="off"):
         if device != CPU and not away:
             take_attention(module)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
@@ -138,7 +150,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if captured.refused:
         return compiled
     with unset_fake_temporarily():
-        facts = describe_call(module, captured.forward, captured.backward, captured.metadata)
+        facts = describe_call(module, captured.forward, captured.backward, captured.metadata, records)
         if facts is not None:
             call = open_call(module, facts, table)
             if hidden and captured.backward is None:
@@ -150,7 +162,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
     elif hidden:
         compiled = unnoticed(compiled, hidden)
-    return unless_overlapping(compiled, module, captured.metadata.mutated_inp_runtime_indices)
+    if records and captured.metadata.grad_enabled_mutation is None:
+        compiled = recording(compiled)
+    return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records)
 
 
 frames.watch(backend, runs_eager=True)

@@ -7,7 +7,7 @@ import operator
 import torch
 
 from caesura import _core, torch_kernels
-from caesura.capture.aliasing import overlapping, run_in_eager
+from caesura.capture.aliasing import run_in_eager, unlike_captured
 from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate
 from caesura.capture.fx_meta import is_tensor
@@ -21,11 +21,12 @@ _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operato
           operator.eq: "eq", operator.ne: "ne"}
 
 
-def describe_call(module, forward: GraphProgram, backward, metadata):
+def describe_call(module, forward: GraphProgram, backward, metadata, records: bool):
     """The call of the graph `module` of dynamo's, for open_call(): dicts, lists, tuples, plain values, bytes and tensors
     that are constants. None where AOT autograd's own wrappers are needed.
 
-    forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says.
+    forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says. records:
+    whether the graph switches autograd on, which is off where it is called.
     """
     if not registered():
         return None
@@ -39,7 +40,7 @@ def describe_call(module, forward: GraphProgram, backward, metadata):
         return None
     problems = [p for program in (forward, backward) if program is not None for p in program.problems]
     return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems,
-            "device": str(forward.device)}
+            "device": str(forward.device), "records": records}
 
 
 watching = []  # lists that calls are noted in: (function, arguments, outputs)
@@ -59,30 +60,39 @@ def open_call(module, facts, decompositions):
     graphs = [None if graph is None else _open_graph(graph, gpu) for graph in facts["graphs"]]
     call = torch.classes.caesura.Call(*graphs, facts["layout"], again.random, again.key, _core.keep_alive(again))
     operation, _ = jit_operation(f"caesura::call_{again.key}")
+    operation = recording(operation) if facts["records"] else operation
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
-    overlap = None
+    unlike = None
     if isinstance(module, torch.fx.GraphModule):  # otherwise the caller looks for it
-        overlap = overlapping(module.graph, [tensors[i] for i in facts["layout"][4]])
+        unlike = unlike_captured(module.graph, [tensors[i] for i in facts["layout"][4]], facts["records"])
 
     def run(*arguments):
-        if overlap is not None and overlap(arguments):
-            return run_in_eager(module, arguments)
+        if unlike is not None and (reason := unlike(arguments)):
+            return run_in_eager(module, arguments, reason)
         results = operation(arguments, ())
         for records in watching:
             records.append((run, arguments, results))
         return results
 
     def run_with_sizes(*arguments):
-        if overlap is not None and overlap(arguments):
-            return run_in_eager(module, arguments)
+        if unlike is not None and (reason := unlike(arguments)):
+            return run_in_eager(module, arguments, reason)
         return operation([arguments[i] for i in tensors], [arguments[i] for i in sizes])
 
     function = run_with_sizes if sizes else run
     function.held, function.key, function.code = call, None, ()
     function.inputs, function.outputs, function.written = len(tensors), len(facts["layout"][2]), facts["layout"][4]
     return function
+
+
+def recording(call):
+    """`call` with autograd on."""
+    def run(*arguments):
+        with torch.enable_grad():
+            return call(*arguments)
+    return run
 
 
 def is_operator(function) -> bool:

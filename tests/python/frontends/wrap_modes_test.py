@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forwards that switch autograd or autocast themselves give what eager gives, in every mode of the caller."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+import caesura  # noqa: E402
+
+
+class Switching(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.run = nn.Linear(4, 4), run
+
+    def forward(self, x):
+        return self.run(self.layer, x)
+
+
+def some(layer, x):
+    first = layer(x)
+    with torch.enable_grad():
+        second = layer(first)
+        with torch.no_grad():
+            third = layer(second)
+    return first, second, third, second.detach()
+
+
+def views(layer, x):
+    with torch.enable_grad():
+        y = layer(x)
+        return y, y.view(-1), layer.weight.t(), *y.chunk(2)
+
+
+def broken(layer, x):
+    with torch.enable_grad():
+        y = layer(x)
+        torch._dynamo.graph_break()
+        return y, layer(y)
+
+
+def views_in_both(layer, x):
+    before = layer.weight.t()
+    with torch.enable_grad():
+        return before, layer(x)
+
+
+def set_on(layer, x):
+    torch.set_grad_enabled(True)
+    y = layer(x)
+    torch.set_grad_enabled(False)
+    return y, layer(x)
+
+
+def seen(module, mode):
+    found = []
+    for _ in range(2):
+        module.zero_grad()
+        with mode():
+            ys = module(torch.linspace(-1, 1, 12).view(3, 4))
+        differentiable = [y for y in ys if y.grad_fn is not None]
+        if differentiable:
+            torch.autograd.backward(differentiable, [torch.ones_like(y) for y in differentiable])
+        found += [[y.requires_grad for y in ys], [y.detach() for y in ys], [p.grad for p in module.parameters()]]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("compiler", [caesura.wrap, lambda module: torch.compile(module, backend="caesura")], ids=["wrap", "compile"])
+@pytest.mark.parametrize("run", [some, views, broken, views_in_both, set_on])
+def test_autograd_switched_on_by_the_forward(run, compiler):
+    torch._dynamo.reset()
+    module = Switching(run)
+    ours = compiler(copy.deepcopy(module))
+    for mode in (torch.no_grad, torch.inference_mode) if run is some else (torch.no_grad,):
+        expected, found = seen(module, mode), seen(ours, mode)
+        for a, b in zip(found, expected, strict=True):
+            if isinstance(b[0], bool):
+                assert a == b
+            else:
+                torch.testing.assert_close(a, b)
+        assert any(expected[0]) == (mode is torch.no_grad)
+
+
+def test_a_region_without_autocast_has_a_precise_backward():
+    """The backward of a region within autocast that casts nothing is that of float32."""
+    class Precise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return self.layer(x)
+
+    module, dy = Precise(), torch.linspace(-1, 1, 12).view(3, 4) / 3
+    ours = copy.deepcopy(module)
+    for net in (module, caesura.wrap(ours)):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = net(torch.linspace(-3, 2, 12).view(3, 4))
+        y.backward(dy)
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in module.parameters()])
