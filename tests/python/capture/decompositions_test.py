@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests which calls are decomposed, while libraries of operators come and go."""
 
+import math
+
+import pytest
 import torch
 
 import caesura
@@ -48,3 +51,15 @@ def test_captures_share_the_table():
     train(6)
     train(7)
     assert _table.cache_info().misses == made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape, axis", [((2,), 0), ((2, 3), 0), ((2, 3), 1), ((2, 3, 2), 1)])
+def test_weight_norm_is_its_kernel_s(shape, axis, dtype):
+    """Of a vector, too, where PyTorch's decomposition gives [1.8, 3.2] for [3, 4]."""
+    v = (torch.arange(3.0, 3.0 + math.prod(shape)).view(shape)).to(dtype)
+    g = torch.full([n if i == axis else 1 for i, n in enumerate(shape)], 2.0, dtype=dtype)
+    target = torch.ops.aten._weight_norm_interface.default
+    if axis in (0, len(shape) - 1):  # the kernel takes no other
+        torch.testing.assert_close(decompositions(KEPT)[target](v, g, axis)[0], target(v, g, axis)[0])
+    torch.testing.assert_close(decompositions(KEPT)[target](v, g, axis)[0], torch._weight_norm(v, g, axis), rtol=1e-2, atol=1e-2)

@@ -17,6 +17,10 @@ BY_DESIGN = {
     "randperm": lambda h: h[:, torch.randperm(4)], "bernoulli_": lambda h: h * torch.empty(3, 4).bernoulli_(0.5),
     "normal of numbers": lambda h: h + torch.normal(0.0, 1.0, (3, 4)), "uniform_": lambda h: h + torch.empty(3, 4).uniform_(),
     "exponential_": lambda h: h + torch.empty(3, 4).exponential_(), "gumbel_softmax": lambda h: F.gumbel_softmax(h),
+    "dropped all": lambda h: F.dropout(F.dropout(h, 1.0) + h, 0.5), "dropped none": lambda h: F.dropout(F.dropout(h, 0.0) + h, 0.5),
+    "dropped of none": lambda h: F.dropout(h[:0], 0.5).sum() + F.dropout(h, 0.5),
+    "unread": lambda h: (torch.rand(3), torch.rand_like(h), F.dropout(h, 0.3), torch.empty(2).uniform_(), F.dropout(h, 0.5))[-1],
+    "a layer that is never dropped": lambda h: h if torch.rand([]) < 0.0 else F.dropout(h, 0.5),
     "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),  # it compares draws of a shape with values
 }
 FALLBACKS = {
@@ -61,6 +65,30 @@ def test_masks_and_noise_are_eagers_own(draw):
     with caesura.strict():
         agree(draw)
     assert not caesura.report().fallbacks and caesura.report().eager_calls > 0
+
+
+def test_unread_draws_without_gradients():
+    plain, x = Drawing(BY_DESIGN["unread"]), torch.randn(3, 4)
+    found = []
+    for module in (plain, caesura.wrap(copy.deepcopy(plain))):
+        torch.manual_seed(7)
+        with torch.no_grad():
+            found.append((module(x), torch.rand(())))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_dropout_that_drops_nothing_is_its_input():
+    """Also for a write; dropping all of infinity gives NaN."""
+    class Same(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            F.dropout(y, 0.5, training=False).mul_(2)
+            return y, F.dropout(y, 0.5, training=False), F.dropout(x, 0.0), F.dropout(x / 0, 1.0)
+
+    x = torch.ones(3)
+    y, same, given, nan = caesura.wrap(Same())(x)
+    assert same.data_ptr() == y.data_ptr() and given.data_ptr() == x.data_ptr()
+    assert y.tolist() == [4.0] * 3 and nan.isnan().all()
 
 
 @pytest.mark.parametrize("draw", FALLBACKS.values(), ids=FALLBACKS)

@@ -30,6 +30,7 @@ _PRIVATE = {
     "default_partition": "torch._functorch.partitioners.default_partition",
     "functorch_config": "torch._functorch.config",
     "get_decompositions": "torch._decomp.get_decompositions",
+    "inductor_config": "torch._inductor.config",  # its fallback_random: whether a graph keeps random calls that nothing reads
     "global_decomposition_table": "torch._decomp.global_decomposition_table",
     "min_cut_partition": "torch._functorch.partitioners.min_cut_rematerialization_partition",
     "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
@@ -367,13 +368,16 @@ def tracing_tolist(function):
 
 
 @contextlib.contextmanager
-def without_kernel(overload, key):
-    """Removes an operator's Python kernel for a dispatch key within the block."""
+def with_kernel(overload, key, function):
+    """Makes `function` an operator's Python kernel for a dispatch key within the block; None: the operator has none."""
     kernel = overload.py_kernels.pop(key, None)
+    if function is not None:
+        overload.py_kernels[key] = function
     overload._dispatch_cache.clear()
     try:
         yield
     finally:
+        overload.py_kernels.pop(key, None)
         if kernel is not None:
             overload.py_kernels[key] = kernel
         overload._dispatch_cache.clear()

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects PyTorch's decompositions of ATen calls, and switches off one that is wrong."""
+"""Selects PyTorch's decompositions of ATen calls, and replaces those that give other results than the kernels."""
 
+import contextlib
 import functools
 
 import torch
 
 from caesura.capture.compat import (DispatchKey, core_aten_decompositions, global_decomposition_table, registrations,
-                                    without_kernel)
+                                    with_kernel)
 from caesura.capture.patches import Shared
 
+aten = torch.ops.aten
 # PyTorch 2.13 counts a row's classes with other rows' targets here. A trace runs this decomposition whatever the table says,
 # because it is a kernel of the operator too.
 _WRONG = torch.ops.aten.multilabel_margin_loss_forward.default
@@ -22,7 +24,7 @@ def decompositions(kept) -> dict:
 @functools.lru_cache(maxsize=1)
 def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
     return {target: function for target, function in core_aten_decompositions().items()
-            if target is not _WRONG and target.namespace != "caesura"}
+            if target is not _WRONG and target.namespace != "caesura"} | {aten._weight_norm_interface.default: _weight_norm}
 
 
 def _registered() -> tuple:
@@ -36,5 +38,27 @@ def _registered() -> tuple:
     return frozenset(operators), len(global_decomposition_table["post_autograd"])
 
 
-# Traces within it do without the wrong decomposition.
-corrected = Shared(functools.partial(without_kernel, _WRONG, DispatchKey.Autograd))
+def _weight_norm(v, g, dim=0):
+    """PyTorch's decomposition takes one norm of all elements of a vector, its kernel a norm of each element."""
+    axes = [i for i in range(v.dim()) if i != dim]
+    precise = torch.float if g.dtype == torch.bfloat16 else None
+    norm = v.norm(2, axes, keepdim=True, dtype=precise) if axes else v.abs().to(precise or v.dtype)
+    return v * (g / norm.to(g.dtype)), norm
+
+
+def _dropout(x, p, train):
+    """PyTorch's decomposition draws with p = 1, and copies x where nothing is dropped."""
+    if not train or p == 0 or x.numel() == 0:
+        return x
+    return x * torch.zeros((), dtype=x.dtype, device=x.device) if p == 1 else aten.native_dropout(x, p, train)[0]
+
+
+@contextlib.contextmanager
+def _corrected():
+    with with_kernel(_WRONG, DispatchKey.Autograd, None), \
+            with_kernel(aten.dropout.default, DispatchKey.CompositeImplicitAutograd, _dropout), \
+            with_kernel(aten.dropout.default, DispatchKey.Autograd, _dropout):
+        yield
+
+
+corrected = Shared(_corrected)  # traces within it have eager's results where a decomposition is a kernel of the operator too

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
-from caesura.capture.fx_meta import makes_view, storage_of
+from caesura.capture.fx_meta import draws, makes_view, storage_of
 from caesura.capture.grouped_query_attention import take_unrepeated
 
 aten = torch.ops.aten
@@ -26,10 +26,35 @@ def partition(joint_module, inputs, *, num_fwd_outputs, **options):
     take_unrepeated(joint_module.graph)
     _merge_equal(joint_module.graph)
     _save_within_checkpoints(joint_module.graph)
+    unread = _unread_draws(joint_module.graph)
+    held = num_fwd_outputs + len(unread)  # outputs of the forward: the cut would leave such draws out, and others had their numbers
+    _put_outputs(joint_module.graph, num_fwd_outputs, num_fwd_outputs, unread)
     with functorch_config.patch(cse=False):  # its own merging imports a hundred modules of Inductor's: 0.4 s, longer than the cut
-        forward, backward = min_cut_partition(joint_module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        forward, backward = min_cut_partition(joint_module, inputs, num_fwd_outputs=held, **options)
+    _put_outputs(forward.graph, num_fwd_outputs, held, [])
     _save_bases(forward, backward, num_fwd_outputs)
     return forward, backward
+
+
+def _unread_draws(graph) -> list:
+    """The draws that nothing reads, by one tensor of each."""
+    unread = [n for n in graph.nodes if draws(n) and not n.users]
+    for i, node in enumerate(unread):
+        if isinstance(node.meta["val"], (tuple, list)):
+            with graph.inserting_after(node):
+                unread[i] = graph.call_function(operator.getitem, (node, 0))
+            unread[i].meta = node.meta | {"val": node.meta["val"][0]}
+    return unread
+
+
+def _put_outputs(graph, first, last, nodes):
+    """Puts `nodes` in the place of a graph's outputs from `first` to `last`."""
+    (output,) = graph.find_nodes(op="output")
+    outputs = list(output.args[0])
+    outputs[first:last] = nodes
+    output.args = (outputs,)
+    if "desc" in output.meta:
+        output.meta["desc"] = [*output.meta["desc"][:first], *[None] * len(nodes), *output.meta["desc"][last:]]
 
 
 def _save_within_checkpoints(graph):

@@ -13,7 +13,7 @@ from caesura.capture import frames
 from caesura.capture.aliasing import (data_assignments, hidden_writes, share_storage, unless_unlike, unnoticed,
                                       views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
-from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config,
+from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, inductor_config,
                                     set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
@@ -139,9 +139,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table(),
                                  partition_fn=default_partition if away else partition)
-    # Gradients are not laid as an output whose elements share memory, in which they would overwrite each other.
+    # Gradients are not laid as an output whose elements share memory, in which they would overwrite each other. A backward is
+    # called outside of autocast.
     with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False,
-                                backward_pass_autocast="off"):
+                                backward_pass_autocast="off"), inductor_config.patch(fallback_random=True):
         if device != CPU and not away:
             take_attention(module)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
