@@ -101,7 +101,7 @@ def writes_to_overlaps(graph: torch.fx.Graph) -> list:
         source = node.args[0] if node.args and isinstance(node.args[0], torch.fx.Node) else None
         if _storage(node) and (_overlaps(node.meta["example_value"]) or source in overlapping and _storage(source) == _storage(node)):
             overlapping.add(node)
-        if written_to(node) in overlapping:
+        if not overlapping.isdisjoint(written_to(node)):
             found.append(node)
     return found
 

@@ -215,11 +215,11 @@ def _call(self, *args, **kwargs):
 
 
 def _deepcopy(self, memo):
-    return wrap(copy.deepcopy(type(self)._original, memo), dynamic=type(self)._calls.dynamic)
+    return wrap(copy.deepcopy(type(self)._calls.module, memo), dynamic=type(self)._calls.dynamic)
 
 
 def _reduce(self):
-    return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._original,)
+    return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._calls.module,)
 
 
 def _is_wrapped(module) -> bool:
@@ -277,7 +277,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     if _is_wrapped(module):
         if dynamic is None or dynamic == type(module)._calls.dynamic:
             return module
-        module = type(module)._original
+        module = type(module)._calls.module
     if isinstance(module, DistributedDataParallel):
         return _with_module(module, wrap(module.module, dynamic=dynamic))
 
@@ -285,7 +285,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
 
     cls = type(type(module).__name__, (type(module),), {
-        "_original": module, "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic), "__call__": _call,
+        "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic), "__call__": _call,
         "__deepcopy__": _deepcopy, "__reduce__": _reduce, "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped = object.__new__(cls)
