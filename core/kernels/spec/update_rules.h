@@ -42,6 +42,15 @@ CAESURA_RULE A Maximum(A a, A b) {
   return a != a || a > b ? a : b;
 }
 
+// g + decay p, the gradient of a loss with the penalty decay |p|^2 / 2. A decay of 0 is no penalty,
+// for infinite p too (0 times infinity is NaN): torch.optim leaves such a decay out. The sum is
+// made in either case, because a loop with a choice between two results is one of vectors.
+template <typename A>
+CAESURA_RULE A WithDecay(A g, A decay, A p) {
+  const A sum = g + decay * p;
+  return decay == A(0) ? g : sum;
+}
+
 // The factor of all gradients: factor * min(1, max_norm / (factor * norm + 1e-6)); NaN stays
 // NaN. skip_nonfinite: NaN also for an infinite norm, so that updates with that attribute skip the
 // step.
@@ -60,7 +69,7 @@ struct PlainSgdRule {
   CAESURA_RULE static PlainSgdRule Of(const Step& step, bool) {
     return {A(step.learning_rate), A(step.coefficients[2])};
   }
-  CAESURA_RULE void operator()(A& p, A g, A*) const { p -= rate * (g + decay * p); }
+  CAESURA_RULE void operator()(A& p, A g, A*) const { p -= rate * WithDecay(g, decay, p); }
 };
 
 // g += weight_decay p;  buf = momentum buf + (1 - dampening) g, at first g;  p -= lr buf, or with
@@ -78,7 +87,7 @@ struct SgdRule {
             A(step.number == 1 ? 1 : 1 - dampening), nesterov};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += decay * p;
+    g = WithDecay(g, decay, p);
     state[0] = momentum * state[0] + taken * g;
     p -= rate * (nesterov ? g + momentum * state[0] : state[0]);
   }
@@ -97,7 +106,7 @@ struct AdamMoments {
             A(1 - beta2)};
   }
   CAESURA_RULE void operator()(A& p, A& g, A* state) const {
-    g += l2 * p;
+    g = WithDecay(g, l2, p);
     p *= keep;
     state[0] = Lerp(state[0], g, one_minus_beta1);
     state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
@@ -174,7 +183,7 @@ struct AnyRmspropRule {
             A(1 - alpha),          A(step.coefficients[1]), A(step.coefficients[2])};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += decay * p;
+    g = WithDecay(g, decay, p);
     state[0] = alpha * state[0] + one_minus_alpha * g * g;
     A variance = state[0];
     if constexpr (kCentered) {
@@ -280,7 +289,7 @@ struct AdamaxRule {
             A(step.learning_rate / (1 - pow(beta1, t)))};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
+    g = WithDecay(g, l2, p);
     state[0] = Lerp(state[0], g, one_minus_beta1);
     state[1] = Maximum(state[1] * beta2, Magnitude(g) + epsilon);
     p -= rate * state[0] / state[1];
@@ -300,7 +309,7 @@ struct AdagradRule {
             A(step.learning_rate / (1 + before * step.coefficients[0]))};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
+    g = WithDecay(g, l2, p);
     state[0] += g * g;
     p -= rate * g / (Root(state[0]) + epsilon);
   }
@@ -320,7 +329,7 @@ struct AdadeltaRule {
             A(step.learning_rate)};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
+    g = WithDecay(g, l2, p);
     state[0] = rho * state[0] + one_minus_rho * g * g;
     const A delta = Root(state[1] + epsilon) / Root(state[0] + epsilon) * g;
     state[1] = rho * state[1] + one_minus_rho * delta * delta;
@@ -352,7 +361,7 @@ struct AsgdRule {
     return {A(step.coefficients[3]), A(1 - lambd * eta), A(eta), A(mu), mu == 1};
   }
   CAESURA_RULE void operator()(A& p, A g, A* state) const {
-    g += l2 * p;
+    g = WithDecay(g, l2, p);
     p *= keep;
     p -= eta * g;
     state[0] = is_last ? p : state[0] + (p - state[0]) * mu;
@@ -407,13 +416,17 @@ struct LambRule {
     state[1] = beta2 * state[1] + one_minus_beta2 * g * g;
   }
   CAESURA_RULE A Direction(A p, A m, A v) const {
-    return m / correction1 / (Root(v / correction2) + epsilon) + decay * p;
+    return WithDecay(m / correction1 / (Root(v / correction2) + epsilon), decay, p);
   }
 };
 
-// |p| / |u|, or 1 where either is 0.
+// |p| / |u|, or 1 where either is 0 or |p| is infinite: the paper bounds the ratio, and an infinite
+// one would make every other element infinite or NaN.
 CAESURA_RULE double TrustRatio(double square_of_p, double square_of_u) {
-  return square_of_p == 0 || square_of_u == 0 ? 1 : Root(square_of_p) / Root(square_of_u);
+  const bool is_infinite = square_of_p > 1 && !IsFinite(square_of_p);  // NaN stays NaN
+  return square_of_p == 0 || square_of_u == 0 || is_infinite
+             ? 1
+             : Root(square_of_p) / Root(square_of_u);
 }
 
 }  // namespace caesura

@@ -66,6 +66,8 @@ class TinyTraining {
     update_.coefficients[name] = std::move(value);
   }
   void set_steps(int64_t steps) { steps_ = steps; }
+  // The first element of p.
+  void set_first(double value) { *parameters_[0].template data<T>() = static_cast<T>(value); }
   // The state of p, then of q, then the next one of p.
   Tensor& state(int i) { return states_[i]; }
 
@@ -236,6 +238,27 @@ TEST(OptimizerUpdate, SameWithBuffersOfItsOwnAndWithAScale) {
     TinyTraining<double> scaled(c.optimizer);
     scaled.scale = 0.25;  // of gradients four times as large: exact
     EXPECT_EQ(scaled.After(3), TinyTraining<double>(c.optimizer).After(3));
+  }
+}
+
+// A mask of -inf that a loss trains: torch.optim leaves a decay of 0 out, as 0 times infinity is
+// NaN.
+TEST(OptimizerUpdate, InfiniteParametersStayWithoutDecay) {
+  std::vector<std::pair<const char*, Optimizer>> cases = {{"Lion", Lion{}}, {"Lamb", Lamb{}}};
+  for (const TorchCase& c : kTorchCases) cases.emplace_back(c.name, c.optimizer);
+  for (const auto& [name, optimizer] : cases) {
+    SCOPED_TRACE(name);
+    TinyTraining<double> finite(optimizer), infinite(optimizer);
+    infinite.set_first(-INFINITY);
+    for (TinyTraining<double>* training : {&finite, &infinite})
+      training->SetAttribute("weight_decay", Tensor::Scalar<double>(0));
+    const std::vector<double> expected = finite.After(3), actual = infinite.After(3);
+    EXPECT_EQ(actual[0], -INFINITY);
+    for (size_t i = 1; i < actual.size(); ++i) {
+      // LAMB's ratio of the other elements is another one.
+      if (std::string(name) == "Lamb" && i < 4) EXPECT_TRUE(std::isfinite(actual[i])) << i;
+      else EXPECT_EQ(actual[i], expected[i]) << i;
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/simd/parallel.h"
 #include "core/kernels/kernel_context.h"
+#include "core/kernels/spec/update_rules.h"
 #include "training/kernels/optimizer/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
@@ -113,7 +114,7 @@ Status CreateAdagrad(KernelInfo& info) {
     using T = typename decltype(tag)::type;
     const T r = T(rate / (1 + static_cast<double>(step) * decay));
     return [=](T& x, T g, T* h) {
-      g += T(norm) * x;
+      g = WithDecay(g, T(norm), x);
       h[0] += g * g;
       x -= r * g / (std::sqrt(h[0]) + T(epsilon));
     };
@@ -131,7 +132,7 @@ Status CreateAdam(KernelInfo& info) {
     const T r =
         T(step > 0 ? rate * std::sqrt(1 - std::pow(beta, t)) / (1 - std::pow(alpha, t)) : rate);
     return [=](T& x, T g, T* state) {
-      g += T(norm) * x;
+      g = WithDecay(g, T(norm), x);
       state[0] = T(alpha) * state[0] + T(1 - alpha) * g;
       state[1] = T(beta) * state[1] + T(1 - beta) * g * g;
       x = T(1 - norm_post) * (x - r * state[0] / (std::sqrt(state[1]) + T(epsilon)));
@@ -148,7 +149,7 @@ Status CreateMomentum(KernelInfo& info) {
                       [=, nesterov = mode == "nesterov"](auto tag, double rate, int64_t step) {
                         using T = typename decltype(tag)::type;
                         return [=, adjusted = T(step > 0 ? beta : 1)](T& x, T g, T* v) {
-                          g += T(norm) * x;
+                          g = WithDecay(g, T(norm), x);
                           v[0] = T(alpha) * v[0] + adjusted * g;
                           x -= T(rate) * (nesterov ? g + T(alpha) * v[0] : v[0]);
                         };
