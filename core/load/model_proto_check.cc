@@ -57,6 +57,12 @@ bool IsBornWithdrawn(const onnx::NodeProto& node) {
   return node.op_type() == "GroupNormalization" && FoldDomain(node.domain()).empty();
 }
 
+using FunctionKey = std::tuple<std::string, std::string, std::string>;  // domain, name, overload
+
+FunctionKey KeyOf(const onnx::FunctionProto& function) {
+  return {FoldDomain(function.domain()), function.name(), function.overload()};
+}
+
 // Names that are made so far in a graph and around it.
 struct Names {
   const Names* outer = nullptr;
@@ -98,16 +104,11 @@ class ModelProtoCheck {
  private:
   using Imports = google::protobuf::RepeatedPtrField<onnx::OperatorSetIdProto>;
   using Nodes = google::protobuf::RepeatedPtrField<onnx::NodeProto>;
-  using FunctionKey = std::tuple<std::string, std::string, std::string>;  // domain, name, overload
   struct FunctionFacts {
     const onnx::FunctionProto* proto;
     bool is_open = false;   // its calls are being counted
     int64_t expanded = -1;  // nodes, with those of the functions that it calls
   };
-
-  static FunctionKey KeyOf(const onnx::FunctionProto& function) {
-    return {FoldDomain(function.domain()), function.name(), function.overload()};
-  }
 
   Status Verdict() const {
     std::string text;
@@ -378,20 +379,27 @@ void FillTypes(onnx::GraphProto* graph) {
   }
 }
 
-// Takes the nodes that the checker would refuse for a reason that is none (see IsBornWithdrawn) out
-// of its sight.
-void HideBornWithdrawn(google::protobuf::RepeatedPtrField<onnx::NodeProto>* nodes) {
+// Takes nodes that the checker would refuse for a reason that is none out of its sight: those that
+// IsBornWithdrawn names, and calls of the model's own functions. The checker looks for an op of
+// ONNX's in a call of a function of domain "", but functions come before ops.
+void HideFromChecker(const std::set<FunctionKey>& functions,
+                     google::protobuf::RepeatedPtrField<onnx::NodeProto>* nodes) {
   for (auto& node : *nodes) {
-    if (IsBornWithdrawn(node)) node.set_domain(kCaesuraDomain);
+    if (IsBornWithdrawn(node) ||
+        functions.count({FoldDomain(node.domain()), node.op_type(), node.overload()}))
+      node.set_domain(kCaesuraDomain);
     for (auto& attribute : *node.mutable_attribute()) {
-      if (attribute.has_g()) HideBornWithdrawn(attribute.mutable_g()->mutable_node());
-      for (auto& graph : *attribute.mutable_graphs()) HideBornWithdrawn(graph.mutable_node());
+      if (attribute.has_g()) HideFromChecker(functions, attribute.mutable_g()->mutable_node());
+      for (auto& graph : *attribute.mutable_graphs())
+        HideFromChecker(functions, graph.mutable_node());
     }
   }
 }
 
-void HideBornWithdrawn(onnx::ModelProto* model) {
-  HideBornWithdrawn(model->mutable_graph()->mutable_node());
+void HideFromChecker(onnx::ModelProto* model) {
+  std::set<FunctionKey> functions;
+  for (const auto& function : model->functions()) functions.insert(KeyOf(function));
+  HideFromChecker(functions, model->mutable_graph()->mutable_node());
   auto import = [](auto* imports) {
     for (const auto& one : *imports) {
       if (one.domain() == kCaesuraDomain) return;
@@ -402,7 +410,7 @@ void HideBornWithdrawn(onnx::ModelProto* model) {
   };
   import(model->mutable_opset_import());
   for (auto& function : *model->mutable_functions()) {
-    HideBornWithdrawn(function.mutable_node());
+    HideFromChecker(functions, function.mutable_node());
     import(function.mutable_opset_import());
   }
 }
@@ -420,7 +428,7 @@ Status RunOnnxChecker(const onnx::ModelProto& model) {
     ArenaMessage<onnx::ModelProto> copy;
     *copy = model;  // small: tensors are placeholders
     FillTypes(copy->mutable_graph());
-    if (copy->ir_version() >= 3) HideBornWithdrawn(copy.get());
+    if (copy->ir_version() >= 3) HideFromChecker(copy.get());
     onnx::checker::check_model(*copy, /*full_check=*/false,
                                /*skip_opset_compatibility_check=*/true);
     return {};

@@ -86,6 +86,7 @@ constexpr RuleRow kRules[] = {
     {"Concat", 4, ConcatAxis},
     {"Tile", 6, TileToRepeats},
     {"TopK", 10, TopKToInput},
+    {"OneHot", 11, OneHotCountsFromTheEnd},
     {"Scatter", kAlways, ScatterToElements},
     {"Upsample", kAlways, UpsampleToResize},
     {"Resize", 11, ResizeInputs},

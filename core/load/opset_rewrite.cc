@@ -26,15 +26,27 @@ DType NodeRewrite::InputDType(int input) const {
   return value == nullptr ? DType::kUndefined : value->dtype();
 }
 
-std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
+// Null where it is none, or not on the host.
+const Tensor* NodeRewrite::ConstantInput(int input) const {
   const Value* value = node_->input(input);
-  if (value == nullptr) return std::nullopt;
+  if (value == nullptr) return nullptr;
   const Tensor* tensor = value->graph()->Initializer(value);
-  if (tensor != nullptr && value->graph()->IsGraphInput(value)) return std::nullopt;
+  if (tensor != nullptr && value->graph()->IsGraphInput(value)) return nullptr;
   if (tensor == nullptr && value->producer() != nullptr && value->producer()->Is("Constant")) {
     tensor = value->producer()->FindAttr<Tensor>("value");
   }
-  if (tensor == nullptr || !tensor->device().is_host()) return std::nullopt;
+  return tensor == nullptr || !tensor->device().is_host() ? nullptr : tensor;
+}
+
+std::optional<std::vector<float>> NodeRewrite::ConstantFloats(int input) const {
+  const Tensor* tensor = ConstantInput(input);
+  if (tensor == nullptr || tensor->dtype() != DType::kFloat32) return std::nullopt;
+  return tensor->ToVector<float>();
+}
+
+std::optional<std::vector<int64_t>> NodeRewrite::ConstantInts(int input) const {
+  const Tensor* tensor = ConstantInput(input);
+  if (tensor == nullptr) return std::nullopt;
   if (tensor->dtype() == DType::kInt64 || tensor->dtype() == DType::kInt32)
     return tensor->ToVector<int64_t>();
   if (tensor->dtype() != DType::kFloat32) return std::nullopt;
@@ -85,9 +97,13 @@ Value* NodeRewrite::Float(const std::string& what, float value, DType dtype) {
 
 Value* NodeRewrite::Op(const std::string& op_type, std::vector<Value*> inputs,
                        AttributeMap attributes) {
-  Value* output = graph_.AddValue(graph_.UniqueName(node_->name() + "_" + op_type));
+  Value* output = NewValue(op_type);
   Add(op_type, std::move(inputs), {output}, std::move(attributes), "");
   return output;
+}
+
+Value* NodeRewrite::NewValue(const std::string& what) {
+  return graph_.AddValue(graph_.UniqueName(node_->name() + "_" + what));
 }
 
 void NodeRewrite::SetInput(int i, Value* value) {
@@ -124,11 +140,20 @@ bool NodeRewrite::ReadsOutputsFrom(int i) const {
 void NodeRewrite::Replace(const std::string& op_type, std::vector<Value*> inputs,
                           AttributeMap attributes, int output_count) {
   assert(!ReadsOutputsFrom(output_count));
-  std::vector<Value*> outputs = graph_.ReleaseOutputs(node_);
+  std::vector<Value*> outputs = TakeOutputs();
   outputs.resize(std::min(outputs.size(), static_cast<size_t>(output_count)));
+  Write(op_type, std::move(inputs), std::move(outputs), std::move(attributes));
+}
+
+std::vector<Value*> NodeRewrite::TakeOutputs() {
+  was_replaced_ = true;
+  return graph_.ReleaseOutputs(node_);
+}
+
+void NodeRewrite::Write(const std::string& op_type, std::vector<Value*> inputs,
+                        std::vector<Value*> outputs, AttributeMap attributes) {
   Add(op_type, std::move(inputs), std::move(outputs), std::move(attributes),
       node_->name() + "_" + op_type);
-  was_replaced_ = true;
 }
 
 }  // namespace caesura

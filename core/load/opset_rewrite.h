@@ -34,6 +34,8 @@ class NodeRewrite {
   DType InputDType(int input) const;
   // The elements of a constant input of numbers.
   std::optional<std::vector<int64_t>> ConstantInts(int input) const;
+  // The same of float32.
+  std::optional<std::vector<float>> ConstantFloats(int input) const;
 
   // --- changes ---
   // A constant in front of the node.
@@ -53,10 +55,18 @@ class NodeRewrite {
   // others.
   void Replace(const std::string& op_type, std::vector<Value*> inputs, AttributeMap attributes,
                int output_count);
+  // Takes the node away; its outputs are returned, for nodes of Write.
+  std::vector<Value*> TakeOutputs();
+  // A node of the newest version in front of the node that writes given values.
+  void Write(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
+             AttributeMap attributes = {});
+  // A value for Write.
+  Value* NewValue(const std::string& what);
   // True if anything reads output `i` or later ones.
   bool ReadsOutputsFrom(int i) const;
 
  private:
+  const Tensor* ConstantInput(int input) const;
   Value* Constant(const std::string& what, Tensor tensor);
   // In front of the node.
   void Add(const std::string& op_type, std::vector<Value*> inputs, std::vector<Value*> outputs,
@@ -88,6 +98,7 @@ bool ConcatAxis(NodeRewrite& r);
 bool ScatterToElements(NodeRewrite& r);
 bool UpsampleToResize(NodeRewrite& r);
 bool ResizeInputs(NodeRewrite& r);
+bool OneHotCountsFromTheEnd(NodeRewrite& r);
 bool ResizeEmptyInputs(NodeRewrite& r);
 bool RoiAlignMode(NodeRewrite& r);
 bool GridSampleMode(NodeRewrite& r);

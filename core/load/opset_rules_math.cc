@@ -122,9 +122,18 @@ bool DropIsTest(NodeRewrite& r) {
 }
 
 bool DropoutToInputs(NodeRewrite& r) {
-  if (r.node().since_version() < 10 && r.ReadsOutputsFrom(1)) return false;  // the mask was no bool
-  r.SetInput(1, r.Float("ratio", r.node().Attr<float>("ratio", 0.5f), DType::kFloat32));
-  r.DropAttribute("ratio");
+  Value* ratio = r.Float("ratio", r.node().Attr<float>("ratio", 0.5f), DType::kFloat32);
+  if (r.node().since_version() >= 10 || !r.ReadsOutputsFrom(1)) {
+    r.SetInput(1, ratio);
+    r.DropAttribute("ratio");
+    return true;
+  }
+  // The mask had the data's type.
+  Value* x = r.node().input(0);
+  const std::vector<Value*> outputs = r.TakeOutputs();
+  Value* mask = r.NewValue("bools");
+  r.Write("Dropout", {x, ratio}, {outputs[0], mask});
+  r.Write("CastLike", {mask, x}, {outputs[1]});
   return true;
 }
 

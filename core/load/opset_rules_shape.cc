@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules for ops that move elements or change shapes.
+#include <algorithm>
+#include <limits>
+
 #include "core/load/opset_rewrite.h"
 
 namespace caesura {
@@ -100,12 +103,47 @@ bool UpsampleToResize(NodeRewrite& r) {
 }
 
 bool ResizeInputs(NodeRewrite& r) {
-  // Version 10 had X and scales, and one way to map coordinates.
+  // Version 10 had X and scales, and one way to map coordinates. Its text does not say how the
+  // nearest element is found: ONNX's node tests and onnxruntime round down where an axis grows, and
+  // up where it shrinks. So do two nodes, of which each leaves the other's axes alone.
   Value* scales = r.node().input(1);
+  Value* x = r.node().input(0);
+  r.SetAttribute("coordinate_transformation_mode", std::string("asymmetric"));
+  const bool is_nearest = r.node().Attr<std::string>("mode", "nearest") == "nearest";
+  const auto known = r.ConstantFloats(1);
+  const auto all = [&](auto fits) {
+    return known && std::all_of(known->begin(), known->end(), fits);
+  };
+  const bool grows = all([](float scale) { return scale >= 1; });
+  const bool shrinks = all([](float scale) { return scale <= 1; });
+  if (is_nearest && !grows && !shrinks) {
+    const auto bounded = [&](const char* op, float (*bound)(float)) {
+      if (!known) return r.Op(op, {r.node().input(1), r.Floats("one", {1})});
+      std::vector<float> values = *known;
+      for (float& value : values) value = bound(value);
+      return r.Floats(op, values);
+    };
+    AttributeMap attributes = r.node().attributes();
+    attributes["nearest_mode"] = std::string("floor");
+    Value* up = bounded("Max", [](float scale) { return std::max(scale, 1.0f); });
+    scales = bounded("Min", [](float scale) { return std::min(scale, 1.0f); });
+    x = r.Op("Resize", {x, nullptr, up}, std::move(attributes));
+  }
+  r.SetInput(0, x);
   r.SetInput(1, nullptr);
   r.SetInput(2, scales);
-  r.SetAttribute("coordinate_transformation_mode", std::string("asymmetric"));
-  r.SetAttribute("nearest_mode", std::string("floor"));
+  r.SetAttribute("nearest_mode", std::string(is_nearest && !grows ? "ceil" : "floor"));
+  return true;
+}
+
+bool OneHotCountsFromTheEnd(NodeRewrite& r) {
+  // A negative index was a row of the off value, as those beyond the depth are.
+  const DType dtype = r.InputDType(0);
+  if (kUnsignedTypes.Contains(dtype)) return true;
+  Value* indices = r.Op("Cast", {r.node().input(0)}, {{"to", static_cast<int64_t>(DType::kInt64)}});
+  Value* is_negative = r.Op("Less", {indices, r.Int("zero", 0)});
+  Value* beyond = r.Int("beyond", std::numeric_limits<int64_t>::max());
+  r.SetInput(0, r.Op("Where", {is_negative, beyond, indices}));
   return true;
 }
 

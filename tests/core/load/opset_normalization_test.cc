@@ -159,6 +159,18 @@ constexpr Row kRows[] = {
     {"ResizeTen", 10,
      "(float[1, 1, 2, 2] x) => (y) <float[4] s = {1, 1, 2, 2}> { y = Resize (x, s) }", "Resize",
      "float32[1, 1, 4, 4]"},
+    {"ResizeDown", 10,
+     "(float[1, 1, 2, 4] x) => (y) <float[4] s = {1, 1, 0.6, 0.6}> { y = Resize (x, s) }", "Resize",
+     "float32[1, 1, 1, 2]"},
+    {"ResizeUpAndDown", 10,
+     "(float[1, 1, 2, 4] x) => (y) <float[4] s = {1, 1, 3, 0.6}> { y = Resize (x, s) }", "Resize",
+     "float32[1, 1, 6, 2]"},
+    {"OneHot", 9,
+     "(int64[3] x) => (y) <int64 d = {4}, float[2] v = {0, 1}> { y = OneHot (x, d, v) }", "Where",
+     "float32[3, 4]"},
+    {"DropoutMask", 7, "(float16[2] x) => (h, y) { h, y = Dropout (x) }", "CastLike", "float16[2]"},
+    {"DropoutMaskTest", 6, "(double[2] x) => (h, y) { h, y = Dropout <is_test = 1> (x) }",
+     "CastLike", "float64[2]"},
     {"ResizeEmptyInputs", 11,
      "(float[1, 1, 2, 2] x) => (y) <float[0] none = {}, int64[4] s = {1, 1, 5, 6}> { y = Resize "
      "(x, none, none, "
