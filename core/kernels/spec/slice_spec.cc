@@ -15,11 +15,13 @@ struct AxisSlice {
   int64_t count;
 };
 
-// NumPy's clamping: bounds count from the end when negative and stop at the edges; an empty range
-// gives count 0.
+// The clamping of Slice-13's text: bounds count from the end when negative and stop at the edges;
+// an empty range gives count 0. Unlike in NumPy, a start before the axis is the first element for a
+// negative step too. The texts of 10 and 11 say nothing of it; onnxruntime takes it so in all.
 AxisSlice ClampSlice(int64_t start, int64_t end, int64_t step, int64_t dim) {
+  if (dim == 0) return {0, 0};
   const int64_t lowest = step > 0 ? 0 : -1, highest = step > 0 ? dim : dim - 1;
-  start = std::clamp(start < 0 ? start + dim : start, lowest, highest);
+  start = std::clamp<int64_t>(start < 0 ? start + dim : start, 0, highest);
   end = std::clamp(end < 0 ? end + dim : end, lowest, highest);
   // Unsigned, so that the magnitude of the most negative step exists.
   const uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Slice's starts, ends, axes and steps mean for a concrete shape (NumPy's rules); shared with
-// SliceGrad.
+// What Slice's starts, ends, axes and steps mean for a concrete shape (ONNX's Slice-13); shared
+// with SliceGrad.
 #ifndef CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_
 #define CAESURA_CORE_KERNELS_SPEC_SLICE_SPEC_H_
 

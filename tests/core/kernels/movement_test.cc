@@ -74,7 +74,7 @@ TEST(Movement, TransposesLikeIndexLoops) {
   ExpectRefused(KernelCase("Transpose", {Counting({2, 3})}, {{"perm", Ints{0, 0}}}), "permutation");
 }
 
-TEST(Movement, SlicesLikePython) {
+TEST(Movement, SlicesAsTheTextOfOpset13Says) {
   struct Case {
     int64_t start, end, step;
     std::vector<float> expected;
@@ -86,7 +86,9 @@ TEST(Movement, SlicesLikePython) {
                                    {3, 1, 1, {}},
                                    {0, kMostInt, kMostInt, {0}},
                                    {-1, 0, kLeastInt, {4}},
-                                   {kLeastInt, kMostInt, 3, {0, 3}}};
+                                   {kLeastInt, kMostInt, 3, {0, 3}},
+                                   {-9, kLeastInt, -1, {0}},  // NumPy: nothing
+                                   {kLeastInt, 0, -1, {}}};
   for (const Case& c : cases) {
     const Tensor y =
         First(KernelCase("Slice", {Counting({5}), IntVector({c.start}), IntVector({c.end}),
