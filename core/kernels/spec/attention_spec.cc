@@ -120,6 +120,18 @@ HeadLayout HeadsOf(const Shape& shape, const Layout& layout, int64_t heads) {
   return {heads, shape[1], size, d[0], size * d[2], d[1], d[2], layout.offset};
 }
 
+Result<DType> SoftmaxPrecision(const KernelInfo& info, DType q) {
+  const int64_t number = info.Attr<int64_t>("softmax_precision", 0);
+  if (number == 0) return DType::kUndefined;
+  const auto dtype = static_cast<DType>(number);
+  if (number < 0 || number >= kDTypeCount || !kFloatTypes.Contains(dtype)) {
+    return info.Invalid("softmax_precision: expected 1, 10, 11 or 16, got " +
+                        std::to_string(number));
+  }
+  const DType computed = q == DType::kFloat64 ? q : DType::kFloat32;
+  return dtype == q || dtype == computed ? DType::kUndefined : dtype;
+}
+
 Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache,
                                         bool keep_mask) {
   AttentionSpec s;
@@ -151,6 +163,7 @@ Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool 
   if (s.left < -1 || s.right < -1) return info.Invalid("window sizes of -1 or more expected");
   s.nan_rows = static_cast<NanRows>(info.Attr<int64_t>(kNanRows, 0));
   s.hidden = info.Attr<float>(kHiddenScore, s.hidden);
+  ASSIGN_OR_RETURN(s.softmax, SoftmaxPrecision(info, info.InputDType(first)));
   if (cache) RETURN_IF_ERROR(ReadCache(info, first, s));
   s.total = s.past + s.k.positions;
   if (s.total == 0) s.nan_rows = NanRows::kByMask;  // sums of nothing are zero

@@ -65,6 +65,7 @@ struct AttentionSpec {
   NanRows nan_rows = NanRows::kByMask;
   float hidden =
       -std::numeric_limits<float>::infinity();  // the score of a key that a bool mask hides
+  DType softmax = DType::kUndefined;            // as SoftmaxPrecision has it
 
   int64_t group() const { return q.heads / k.heads; }  // query heads a key head
   int64_t queries() const { return q.positions; }
@@ -99,6 +100,11 @@ struct AttentionSpec {
 // hides what causality hides becomes that, unless `keep_mask`.
 Result<AttentionSpec> MakeAttentionSpec(const KernelInfo& info, int first, bool cache,
                                         bool keep_mask = false);
+
+// The attribute softmax_precision, where kernels that compute scores in float (float64 ones in
+// double) must heed it: scores are rounded to that type, and so are their probabilities. kUndefined
+// where it is left out, is the type of Q, or is what kernels compute in.
+Result<DType> SoftmaxPrecision(const KernelInfo& info, DType q);
 
 // Y's shape.
 Shape OutputShape(const Shape& q, const AttentionSpec& s);

@@ -5,11 +5,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "core/graph/graph.h"
 #include "core/kernels/cpu/attention/kernel_list.h"
 #include "core/kernels/kernel_context.h"
+#include "tests/kernel_case.h"
 #include "training/kernels/attention/kernel_list.h"
 #include "training/kernels/training_ops.h"
 
@@ -415,6 +417,41 @@ TEST(AttentionPathTest, NanIsNotHidden) {
     std::fill_n(x, 16, NAN);  // of the first query, or the first key
     EXPECT_TRUE(std::isnan(Execute(call).value().outputs[0].data<float>()[0])) << input;
   }
+}
+
+// Scores of one query become of this type, and so do their probabilities, which V shows.
+template <typename P, typename T>
+void ExpectProbabilitiesIn(DType precision, const std::vector<double>& scores) {
+  const int64_t n = static_cast<int64_t>(scores.size());
+  std::vector<T> k(scores.begin(), scores.end()), v(n * n, T(0));
+  for (int64_t i = 0; i < n; ++i) v[i * n + i] = T(1);
+  KernelCase node("Attention",
+                  {Tensor::Of<T>({1, 1, 1, 1}, {T(1)}), Tensor::Of<T>({1, 1, n, 1}, k),
+                   Tensor::Of<T>({1, 1, n, n}, v)},
+                  {{"scale", 1.0f}, {"softmax_precision", static_cast<int64_t>(precision)}});
+  const std::vector<double> y =
+      node.Run(RegisterAttentionKernels).value()[0].tensor().ToVector<double>();
+  std::vector<double> exponentials;
+  for (const T score : k)
+    exponentials.push_back(
+        std::exp(static_cast<double>(static_cast<float>(static_cast<P>(score)))));
+  const double sum = std::accumulate(exponentials.begin(), exponentials.end(), 0.0);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto expected = static_cast<T>(static_cast<P>(exponentials[i] / sum));
+    EXPECT_EQ(y[i], static_cast<double>(static_cast<float>(expected)))
+        << DTypeName(precision) << " at " << i;
+  }
+}
+
+TEST(AttentionPathTest, SoftmaxHasItsOwnPrecision) {
+  const std::vector<double> scores = {0.1, 1.003, -2.7, 0.34};
+  ExpectProbabilitiesIn<BFloat16, float>(DType::kBFloat16, scores);
+  ExpectProbabilitiesIn<Float16, float>(DType::kFloat16, scores);
+  ExpectProbabilitiesIn<Float16, Float16>(DType::kFloat16, scores);
+  ExpectProbabilitiesIn<BFloat16, Float16>(DType::kBFloat16, scores);
+  const Tensor one = Tensor::Zeros(DType::kFloat32, Shape{1, 1, 1, 1});
+  KernelCase wrong("Attention", {one, one, one}, {{"softmax_precision", int64_t{7}}});
+  EXPECT_EQ(wrong.Run(RegisterAttentionKernels).status().code(), StatusCode::kInvalidArgument);
 }
 
 // A mask of lowest numbers, as exporters write them, instead of -inf.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention: Y = softmax(cap(scale * Q K^T) + bias) V for grouped heads, with a key and value
-// cache. Without a cap it runs by tiles (attention_tiled.h); the plain way, for all else and for
-// float64, writes the scores. AttentionTraining (ai.caesura) has a fifth output, the logarithm of
-// each query's sum of e^score, for the gradient.
+// cache. Without a cap and a precision of its own for the softmax it runs by tiles
+// (attention_tiled.h); the plain way, for all else and for float64, writes the scores.
+// AttentionTraining (ai.caesura) has a fifth output, the logarithm of each query's sum of e^score,
+// for the gradient.
 #include "core/base/status_macros.h"
 #include "core/kernels/cpu/adapters/through_dense.h"
 #include "core/kernels/cpu/adapters/through_float.h"
@@ -191,7 +192,8 @@ Status CreateTiledAttention(KernelInfo& info) {
 }
 
 Status CreateAttention(KernelInfo& info) {
-  if (info.Attr<float>("softcap", 0.0f) <= 0 && !info.HasOutput(3))
+  ASSIGN_OR_RETURN(const DType softmax, SoftmaxPrecision(info, info.InputDType(0)));
+  if (info.Attr<float>("softcap", 0.0f) <= 0 && !info.HasOutput(3) && softmax == DType::kUndefined)
     return CreateTiledAttention(info);
   const bool half = info.InputDType(0) != DType::kFloat32;
   return CreateThroughDense(info, half ? ThroughFloat<CreatePlainAttention> : CreatePlainAttention);

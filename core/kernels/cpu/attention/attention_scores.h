@@ -78,7 +78,8 @@ class ScoreSoftmax {
   static Result<ScoreSoftmax> Make(KernelInfo& info, DType dtype, const AttentionSpec& s) {
     ScoreSoftmax out;
     out.threads_ = info.threads();
-    if (dtype != DType::kFloat32 || s.score_count() < 64) return out;
+    if (dtype != DType::kFloat32 || s.score_count() < 64 || s.softmax != DType::kUndefined)
+      return out;
     const int threads = DnnlThreads(info.threads(), 8 * s.score_count());
     Result<DnnlCall> call =
         MakeDnnlSoftmax(info, threads, {dtype, {s.score_count() / s.total, s.total}, {}}, 1, false);
@@ -94,17 +95,22 @@ class ScoreSoftmax {
     const int64_t rows = s.score_count() / s.total, n = s.total;
     if (dnnl_.defined()) RETURN_IF_ERROR(dnnl_.Run(context, {scores, scores}));
     const bool done = dnnl_.defined(), zeros = s.nan_rows == NanRows::kZero;
-    ParallelFor(threads_, rows, 1 + kParallelGrain / (16 * n), [=](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; ++r) {
-        T* row = scores + r * n;
-        if (rows_are[r] != kDefined) {
-          std::fill_n(row, n,
-                      rows_are[r] == kBlind || zeros ? T(0) : std::numeric_limits<T>::quiet_NaN());
-        } else if (!done) {
-          Line(row, n);
-        }
-      }
-    });
+    ParallelFor(
+        threads_, rows, 1 + kParallelGrain / (16 * n), [=, &s](int64_t first, int64_t last) {
+          for (int64_t r = first; r < last; ++r) {
+            T* row = scores + r * n;
+            if (rows_are[r] != kDefined) {
+              std::fill_n(
+                  row, n,
+                  rows_are[r] == kBlind || zeros ? T(0) : std::numeric_limits<T>::quiet_NaN());
+            } else if (s.softmax != DType::kUndefined) {
+              DispatchFloat(s.softmax,
+                            [row, n](auto tag) { LineIn<typename decltype(tag)::type>(row, n); });
+            } else if (!done) {
+              Line(row, n);
+            }
+          }
+        });
     return {};
   }
 
@@ -115,6 +121,18 @@ class ScoreSoftmax {
     T sum = 0;
     for (int64_t j = 0; j < n; ++j) sum += row[j] = std::exp(row[j] - max);
     for (int64_t j = 0; j < n; ++j) row[j] /= sum;
+  }
+
+  // The same of scores and probabilities of type P.
+  template <typename P, typename T>
+  static void LineIn(T* row, int64_t n) {
+    using A = std::conditional_t<std::is_same_v<P, double>, double, T>;
+    for (int64_t j = 0; j < n; ++j) row[j] = static_cast<T>(static_cast<P>(row[j]));
+    const A max = *std::max_element(row, row + n);
+    A sum = 0;
+    for (int64_t j = 0; j < n; ++j) sum += std::exp(row[j] - max);
+    for (int64_t j = 0; j < n; ++j)
+      row[j] = static_cast<T>(static_cast<P>(std::exp(row[j] - max) / sum));
   }
 
   int threads_ = 1;

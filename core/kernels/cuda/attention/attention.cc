@@ -132,6 +132,8 @@ CudaGrid GridOf(const CudaDevice& device, const AttentionSpec& s) {
 
 Status CheckSpec(const KernelInfo& info, const AttentionSpec& s) {
   if (s.softcap > 0) return info.Refuse("a cap of scores has no CUDA kernel");
+  if (s.softmax != DType::kUndefined)
+    return info.Refuse("a softmax_precision of its own has no CUDA kernel");
   if (s.has_past || s.has_lengths) return info.Refuse("a key and value cache has no CUDA kernel");
   if (s.score_count() == 0 || s.q.size == 0 || s.v.size == 0)
     return info.Refuse("there are no scores");
