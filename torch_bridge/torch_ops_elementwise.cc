@@ -112,7 +112,8 @@ std::vector<TorchOp> ElementwiseTorchOps() {
       One("Relu", at::relu, kFloatTypes | kSignedTypes),
       One("Round", at::round),
       One("Sigmoid", at::sigmoid),
-      One("Sign", at::sign, kTorchNumbers),
+      One(
+          "Sign", [](X x) { return at::where(at::isnan(x), x, at::sign(x)); }, kTorchNumbers),
       One("Sin", at::sin),
       One("Sinh", at::sinh),
       One("Sqrt", at::sqrt),
@@ -158,7 +159,7 @@ std::vector<TorchOp> ElementwiseTorchOps() {
                  {{"alpha", 1.67326319217681884765625f}, {"gamma", 1.05070102214813232421875f}},
                  [](X x, Values v) { return at::elu(x, v[0], v[1]); }),
       WithFloats("ThresholdedRelu", {{"alpha", 1.f}},
-                 [](X x, Values v) { return at::threshold(x, v[0], 0); }),
+                 [](X x, Values v) { return at::where(x > v[0], x, 0); }),  // 0 of NaN
       {"Gelu", Gelu},
       {"Clip", Clip, kTorchNumbers, 11},
       {"Cast", Cast, kTorchTypes, 9},

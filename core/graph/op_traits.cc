@@ -90,6 +90,7 @@ std::vector<OpTraits> MakeTable() {
     {.op_type = "Selu", .elementwise = true},
     {.op_type = "SequenceLength", .result = DType::kInt64},
     {.op_type = "Shape", .result = DType::kInt64},
+    {.op_type = "Shrink", .elementwise = true},
     {.op_type = "Sigmoid", .elementwise = true, .half_inputs = 1},
     {.op_type = "Sign", .elementwise = true},
     {.op_type = "Sin", .elementwise = true},

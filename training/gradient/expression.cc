@@ -74,7 +74,9 @@ Expr Exp(Expr x) { return Op("Exp", {x}); }
 Expr Log(Expr x) { return Op("Log", {x}); }
 Expr Reciprocal(Expr x) { return Op("Reciprocal", {x}); }
 Expr Sigmoid(Expr x) { return Op("Sigmoid", {x}); }
-Expr Sign(Expr x) { return Op("Sign", {x}); }
+Expr Sign(Expr x) {
+  return Op("Sign", {Op("Shrink", {x}, {{"lambd", 0.0f}, {"bias", 0.0f}})});  // 0 of NaN
+}
 Expr Sin(Expr x) { return Op("Sin", {x}); }
 Expr Sinh(Expr x) { return Op("Sinh", {x}); }
 Expr Sqrt(Expr x) { return Op("Sqrt", {x}); }

@@ -106,11 +106,66 @@ TEST(Elementwise, NanGoesThrough) {
   }
 }
 
-TEST(Elementwise, TheSignOfNanIsZero) {
-  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "Sign", {Tensor::Scalar(kNan)})
-                .value()
-                .ToVector<float>()[0],
-            0);
+TEST(Elementwise, TheSignOfNanIsNan) {
+  const Tensor x = Tensor::Of<float>({4}, {kNan, -kInfinity, -0.0f, 2});
+  const auto y = RunKernel(RegisterElementwiseKernels, "Sign", {x}).value().ToVector<float>();
+  EXPECT_TRUE(std::isnan(y[0]));
+  EXPECT_EQ(std::vector<float>(y.begin() + 1, y.end()), (std::vector<float>{-1, 0, 1}));
+}
+
+// The schema's function asks whether x is above alpha.
+TEST(Elementwise, ThresholdedReluOfNanIsZero) {
+  const Tensor x = Tensor::Of<float>({4}, {kNan, 1, 1.5f, kInfinity});
+  EXPECT_EQ(RunKernel(RegisterElementwiseKernels, "ThresholdedRelu", {x}).value().ToVector<float>(),
+            (std::vector<float>{0, 0, 1.5f, kInfinity}));
+}
+
+// The bytes of float8e8m0: 2^(byte - 127), 255 for NaN.
+TEST(Cast, ToPowersOfTwo) {
+  const float least = 0x1p-127f, most = 0x1p127f;
+  struct Case {
+    float x;
+    std::vector<int> bytes;  // up, down, nearest, then without saturation
+  };
+  const std::vector<Case> cases = {{least, {0, 0, 0, 0, 0, 0}},
+                                   {1.25f * least, {1, 0, 0, 1, 0, 0}},
+                                   {1.5f * least, {1, 0, 1, 1, 0, 1}},
+                                   {1.75f * least, {1, 0, 1, 1, 0, 1}},
+                                   {2 * least, {1, 1, 1, 1, 1, 1}},
+                                   {0x1p-128f, {0, 0, 0, 255, 255, 255}},
+                                   {0x1.8p-128f, {0, 0, 0, 255, 255, 255}},
+                                   {1e-45f, {0, 0, 0, 255, 255, 255}},
+                                   {0, {0, 0, 0, 255, 255, 255}},
+                                   {1, {127, 127, 127, 127, 127, 127}},
+                                   {1.25f, {128, 127, 127, 128, 127, 127}},
+                                   {1.5f, {128, 127, 128, 128, 127, 128}},
+                                   {most, {254, 254, 254, 254, 254, 254}},
+                                   {1.25f * most, {254, 254, 254, 255, 255, 255}},
+                                   {kInfinity, {254, 254, 254, 255, 255, 255}},
+                                   {kNan, {255, 255, 255, 255, 255, 255}}};
+  for (const Case& c : cases) {
+    size_t i = 0;
+    for (const int64_t saturate : {1, 0}) {
+      for (const char* mode : {"up", "down", "nearest"}) {
+        const AttributeMap attributes = {{"to", static_cast<int64_t>(DType::kFloat8E8M0)},
+                                         {"saturate", saturate},
+                                         {"round_mode", std::string(mode)}};
+        const Tensor y =
+            RunKernel(RegisterElementwiseKernels, "Cast", {Tensor::Scalar(c.x)}, attributes)
+                .value();
+        EXPECT_EQ(*y.data<uint8_t>(), c.bytes[i++]) << c.x << " " << mode << " " << saturate;
+      }
+    }
+  }
+}
+
+// The scale is 0 by the formula; the zero point and the elements, which it divides by 0, are 0.
+TEST(DynamicQuantizeLinear, OfZeros) {
+  KernelCase node("DynamicQuantizeLinear", {Tensor::Zeros(DType::kFloat32, Shape{3})}, {}, "", 3);
+  const auto out = node.Run(RegisterElementwiseKernels).value();
+  EXPECT_EQ(out[0].tensor().ToVector<uint8_t>(), (std::vector<uint8_t>{0, 0, 0}));
+  EXPECT_EQ(*out[1].tensor().data<float>(), 0);
+  EXPECT_EQ(*out[2].tensor().data<uint8_t>(), 0);
 }
 
 TEST(Clip, AbsentBoundsDoNotBound) {

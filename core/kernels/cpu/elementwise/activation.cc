@@ -46,7 +46,7 @@ struct ThresholdedReluOp {
   explicit ThresholdedReluOp(const KernelInfo& info) : alpha(info.Attr<float>("alpha", 1.0f)) {}
   template <typename T>
   T operator()(T x) const {
-    return x <= T(alpha) ? T{0} : x;
+    return x > T(alpha) ? x : T{0};  // of NaN, too: the schema's function compares so
   }
 };
 

@@ -27,8 +27,10 @@ struct RangeQuantizer {
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    const float scale = (low == high ? 1.0f : high - low) / 255.0f;
-    return {scale, std::nearbyint(std::min(255.0f, std::max(0.0f, -low / scale)))};
+    // Of zeros alone the scale is 0, as ONNX's formula has it. It then divides 0 by 0 for the zero
+    // point and the elements: those are 0, as onnxruntime has them.
+    const float scale = (high - low) / 255.0f, offset = -low / scale;
+    return {scale, offset > 0 ? std::nearbyint(std::min(255.0f, offset)) : 0.0f};
   }
   // From 0 to 255. NaN becomes 0.
   float operator()(float x) const {

@@ -29,11 +29,12 @@ T Magnitude(T x) {
   return x < 0 ? Negated(x) : x;
 }
 
-// -1, 0, 1; of NaN, of which ONNX says nothing, 0 as PyTorch has it.
+// -1, 0, 1; of NaN, of which ONNX's text says nothing, NaN as onnxruntime and ONNX's reference have
+// it.
 template <typename T>
 T SignOf(T x) {
   if constexpr (std::is_unsigned_v<T>) return x > 0;
-  return static_cast<T>((x > 0) - (x < 0));
+  return x != x ? x : static_cast<T>((x > 0) - (x < 0));
 }
 
 template <typename T>

@@ -102,7 +102,7 @@ T GateActivation::Value(T x) const {
     case Kind::kSigmoid: return math::Sigmoid(x);
     case Kind::kAffine: return a * x + b;
     case Kind::kLeakyRelu: return x < 0 ? a * x : x;
-    case Kind::kThresholdedRelu: return x <= a ? T(0) : x;
+    case Kind::kThresholdedRelu: return x >= a ? x : T(0);  // 0 of NaN, as the op of that name
     case Kind::kScaledTanh: return a * std::tanh(b * x);
     case Kind::kHardSigmoid: {
       const T y = a * x + b;

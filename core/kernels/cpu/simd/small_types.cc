@@ -33,22 +33,23 @@ float DecodeByte(DType dtype, uint8_t byte) {
   return byte;
 }
 
-// OCP MX's scale type: powers of two from 2^-127 to 2^127. The sign is ignored, as the ONNX
-// reference does.
+// OCP MX's scale type: powers of two from 2^-127 to 2^127, as Cast-24's table has it: smaller
+// values (0 too) and larger ones (infinity too) become the nearest of them, or NaN without
+// saturation. The sign is ignored, as the ONNX reference does.
 uint8_t EncodeE8M0(float value, bool saturate, E8M0Rounding rounding) {
+  constexpr uint32_t kLeast = 0x400000, kMost = 0x7f000000, kInfinity = 0x7f800000;  // of floats
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
-  const uint32_t exponent = (bits >> 23) & 0xffu;
-  const uint32_t mantissa = bits & 0x7fffffu;
-  // The specification's table gives E8M0_MAX for infinity where it saturates.
-  if (exponent == 0xff) return mantissa == 0 && saturate ? 0xfe : 0xff;
-  bool up = false;
-  if (rounding == E8M0Rounding::kUp) up = mantissa != 0;
-  if (rounding == E8M0Rounding::kNearest) {
-    // A tie goes up, but among subnormals (exponent 0) it stays down.
-    up = exponent > 0 ? mantissa >= 0x400000u : mantissa > 0x400000u;
-  }
-  if (up && exponent == 0xfe) return saturate ? 0xfe : 0xff;
+  bits &= 0x7fffffff;
+  if (bits > kInfinity) return 0xff;
+  if (bits < kLeast) return saturate ? 0 : 0xff;
+  if (bits > kMost) return saturate ? 0xfe : 0xff;
+  // value = 2^(exponent - 127) (1 + fraction / 2^23); subnormals lack the leading 1.
+  const uint32_t exponent = bits >> 23;
+  const uint32_t fraction = (exponent > 0 ? bits : bits << 1) & 0x7fffff;
+  const bool up = rounding == E8M0Rounding::kUp
+                      ? fraction > 0
+                      : rounding == E8M0Rounding::kNearest && fraction >= 0x400000;
   return static_cast<uint8_t>(exponent + (up ? 1 : 0));
 }
 

@@ -222,8 +222,10 @@ const std::vector<Row>& Rows() {
        [](const Scribe& s) { return "(" + s.number(1) + " / " + s.x(0) + ")"; }},
       {"Sign", kNumericTypes,
        [](const Scribe& s) {
-         return std::string("(") + CudaComputeType(s.dtype) + ")((" + s.x(0) + " > 0) - (" +
-                s.x(0) + " < 0))";
+         const std::string sign = std::string("(") + CudaComputeType(s.dtype) + ")((" + s.x(0) +
+                                  " > 0) - (" + s.x(0) + " < 0))";
+         return kFloatTypes.Contains(s.dtype) ? Choose(s.x(0) + " != " + s.x(0), s.x(0), sign)
+                                              : sign;
        }},
       {"Relu", kFloatTypes,
        [](const Scribe& s) { return Choose(s.x(0) + " < 0", s.number(0), s.x(0)); }},
@@ -233,7 +235,7 @@ const std::vector<Row>& Rows() {
        }},
       {"ThresholdedRelu", kFloatTypes,
        [](const Scribe& s) {
-         return Choose(s.x(0) + " <= " + s.attribute("alpha", 1), s.number(0), s.x(0));
+         return Choose(s.x(0) + " > " + s.attribute("alpha", 1), s.x(0), s.number(0));
        }},
       {"Elu", kFloatTypes,
        [](const Scribe& s) {

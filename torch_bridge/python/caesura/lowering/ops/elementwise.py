@@ -15,7 +15,7 @@ _UNARY = {
     aten.abs: "Abs", aten.neg: "Neg", aten.exp: "Exp", aten.log: "Log", aten.sqrt: "Sqrt", aten.sin: "Sin",
     aten.cos: "Cos", aten.tan: "Tan", aten.asin: "Asin", aten.acos: "Acos", aten.atan: "Atan", aten.sinh: "Sinh",
     aten.cosh: "Cosh", aten.tanh: "Tanh", aten.asinh: "Asinh", aten.acosh: "Acosh", aten.atanh: "Atanh",
-    aten.sigmoid: "Sigmoid", aten.erf: "Erf", aten.reciprocal: "Reciprocal", aten.sign: "Sign", aten.floor: "Floor",
+    aten.sigmoid: "Sigmoid", aten.erf: "Erf", aten.reciprocal: "Reciprocal", aten.floor: "Floor",
     aten.ceil: "Ceil", aten.round: "Round", aten.relu: "Relu",
 }
 # These ops return integers unchanged.
@@ -34,6 +34,15 @@ def _unary(op_type):
 
 for _packet, _op_type in _UNARY.items():
     TABLE[_packet.default] = _unary(_op_type)
+
+
+@register(aten.sign.default)
+def sign(w, node, x):
+    dtype, shape = result(node)
+    x = w.cast(x, dtype)
+    if dtype.is_floating_point:  # PyTorch's is 0 of NaN, ONNX's is NaN
+        x = w.make("Shrink", [x], dtype, shape, lambd=0.0, bias=0.0)
+    return w.make("Sign", [x], dtype, shape)
 
 
 def _times(w, x, factor):
