@@ -46,6 +46,26 @@ TEST(Resize, InterpolatesRows) {
   EXPECT_THAT(Resized({1, 2, 3}, 6, {}), ElementsAre(1, 1, 2, 2, 3, 3));
 }
 
+// floor(input_dimension * scale), where the scale is a float: 10 times 0.7f is below 7.
+TEST(Resize, RoundsTheExtentDown) {
+  for (const auto& [scale, extent] : {std::pair(0.7f, 6), {0.75f, 7}, {1.1f, 11}, {1.4f, 13}}) {
+    const Tensor x = Tensor::Zeros(DType::kFloat32, Shape{10});
+    EXPECT_EQ(FloatsOf(KernelCase("Resize", {x, {}, FloatTensor({scale})})).size(), extent)
+        << scale;
+  }
+}
+
+// theta is the identity, so that the grid holds the places themselves.
+TEST(AffineGrid, HasASinglePlaceAtTheStart) {
+  const Tensor theta = Tensor::Of<float>({1, 2, 3}, {1, 0, 0, 0, 1, 0});
+  const auto grid = [&](int64_t align_corners) {
+    return FloatsOf(KernelCase("AffineGrid", {theta, IntVector({1, 1, 1, 2})},
+                               {{"align_corners", align_corners}}));
+  };
+  EXPECT_THAT(grid(1), ElementsAre(-1, -1, 1, -1));
+  EXPECT_THAT(grid(0), ElementsAre(-0.5f, 0, 0.5f, 0));
+}
+
 TEST(Resize, TakesTheRegionAndFillsOutside) {
   const AttributeMap crop = {{"mode", Text("linear")},
                              {"coordinate_transformation_mode", Text("tf_crop_and_resize")},

@@ -49,10 +49,9 @@ TEST(Ml, PreparesFeatures) {
   const Tensor ints = Tensor::Of<int64_t>({2, 2}, {3, -4, 0, 0});
   EXPECT_EQ(ToFloats(RunMlOp("Normalizer", {ints}, {{"norm", Text("L2")}}).value()[0]),
             (Floats{0.6f, -0.8f, 0, 0}));
-  EXPECT_EQ(
-      ToFloats(RunMlOp("Normalizer", {Tensor::Of<double>({2}, {3, -4})}, {{"norm", Text("MAX")}})
-                   .value()[0]),
-      (Floats{0.75f, -1}));
+  const Tensor rows = Tensor::Of<double>({4, 2}, {2, -8, -2, -8, 0, -8, 3, 4});
+  EXPECT_EQ(ToFloats(RunMlOp("Normalizer", {rows}, {{"norm", Text("MAX")}}).value()[0]),
+            (Floats{1, -4, 1, 4, 0, -8, 0.75f, 1}));
   EXPECT_EQ(
       ToFloats(RunMlOp("FeatureVectorizer", {Points(), Tensor::Of<int32_t>({3, 1}, {7, 8, 9})},
                        {{"inputdimensions", Ints{1, 2}}})

@@ -171,6 +171,7 @@ std::vector<Doubles> ByLoopsOverTime(const Cell& cell) {
         sample.Step(t);
         std::copy(sample.state.begin(), sample.state.end(), out[0].begin() + t * states + at);
       }
+      if (steps == 0) continue;  // zeros, whatever the initial states
       std::copy(sample.state.begin(), sample.state.end(), out[1].begin() + at);
       std::copy(sample.memory.begin(), sample.memory.end(), out[2].begin() + at);
     }
@@ -217,8 +218,7 @@ TEST(Recurrent, EndsWithEachSample) {
       for (int64_t i = 0; i < kHidden; ++i) {
         const int64_t at = b * kHidden + i, length = cell.lengths[b];
         for (int64_t t = length; t < kSteps; ++t) EXPECT_EQ(out[0][t * kBatch * kHidden + at], 0);
-        EXPECT_EQ(out[1][at], length == 0 ? cell.h.data<double>()[at]
-                                          : out[0][(length - 1) * kBatch * kHidden + at]);
+        EXPECT_EQ(out[1][at], length == 0 ? 0 : out[0][(length - 1) * kBatch * kHidden + at]);
       }
     }
   }
@@ -325,7 +325,7 @@ double Activated(const char* name, double x, AttributeMap attributes = {}) {
 TEST(Recurrent, KnowsAllActivations) {
   const AttributeMap given = {{"activation_alpha", Floats{0.5f}},
                               {"activation_beta", Floats{0.25f}}};
-  for (const double x : {-3.0, -0.5, 0.0, 0.75, 2.0}) {
+  for (const double x : {-3.0, -0.5, 0.0, 0.5, 0.75, 2.0}) {
     const auto expect = [&](double actual, double expected) {
       EXPECT_NEAR(actual, expected, kRoundings) << x;
     };
@@ -334,7 +334,7 @@ TEST(Recurrent, KnowsAllActivations) {
     expect(Activated("Sigmoid", x), 1 / (1 + std::exp(-x)));
     expect(Activated("Affine", x, given), 0.5 * x + 0.25);
     expect(Activated("LeakyRelu", x, given), x < 0 ? 0.5 * x : x);
-    expect(Activated("ThresholdedRelu", x, given), x > 0.5 ? x : 0);
+    expect(Activated("ThresholdedRelu", x, given), x >= 0.5 ? x : 0);
     expect(Activated("ScaledTanh", x, given), 0.5 * std::tanh(0.25 * x));
     expect(Activated("HardSigmoid", x, given), std::clamp(0.5 * x + 0.25, 0.0, 1.0));
     expect(Activated("HardSigmoid", x), std::clamp(0.2 * x + 0.5, 0.0, 1.0));
@@ -346,11 +346,12 @@ TEST(Recurrent, KnowsAllActivations) {
 }
 
 TEST(Recurrent, ActivationsLetNaNThrough) {
-  for (const char* name : {"Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu",
-                           "ScaledTanh", "HardSigmoid", "Elu", "Softsign", "Softplus"}) {
+  for (const char* name : {"Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ScaledTanh",
+                           "HardSigmoid", "Elu", "Softsign", "Softplus"}) {
     EXPECT_TRUE(std::isnan(Activated(name, kNaN))) << name;
     EXPECT_TRUE(std::isnan(Activated(name, kNaN, {{"clip", 0.5f}}))) << name;
   }
+  EXPECT_EQ(Activated("ThresholdedRelu", kNaN), 0);  // "x if x >= alpha else 0"
 }
 
 TEST(Recurrent, RefusesWhatDoesNotFit) {

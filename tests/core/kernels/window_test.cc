@@ -52,8 +52,9 @@ TEST(Windows, FollowTheirFormulas) {
 TEST(Windows, OfOneNumberAndOfNone) {
   for (const char* op : {"HannWindow", "HammingWindow", "BlackmanWindow"}) {
     const AttributeMap symmetric = {{"periodic", int64_t{0}}};
-    EXPECT_THAT(WindowOf(KernelCase(op, {Tensor::Scalar<int64_t>(1)}, symmetric)).ToVector<float>(),
-                ElementsAre(1));
+    const Tensor one = WindowOf(KernelCase(op, {Tensor::Scalar<int64_t>(1)}, symmetric));
+    ASSERT_EQ(one.shape(), Shape{1});
+    EXPECT_TRUE(std::isnan(*one.data<float>())) << op;  // by 0 / 0, as the schema's function has it
     EXPECT_EQ(WindowOf(KernelCase(op, {Tensor::Scalar<int64_t>(0)})).shape(), Shape{0});
     ExpectNoWindow(KernelCase(op, {Tensor::Scalar<int64_t>(-1)}));
     ExpectNoWindow(KernelCase(op, {IntVector({2, 3})}));

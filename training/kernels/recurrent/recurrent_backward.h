@@ -77,8 +77,9 @@ class RecurrentBackward {
     const int64_t h = s_.hidden, width = s_.gate_width();
     for (int64_t b = 0; b < s_.batch; ++b) {
       const int64_t at = s_.StateRow(d_, b) * h;
-      CopyOrZero(dh == nullptr ? nullptr : dh + at, g_.state + b * h);
-      CopyOrZero(dc == nullptr ? nullptr : dc + at, g_.cell_state + b * h);
+      const bool is_constant = in_.IsEmpty(s_, b);  // its states are zeros
+      CopyOrZero(dh == nullptr || is_constant ? nullptr : dh + at, g_.state + b * h);
+      CopyOrZero(dc == nullptr || is_constant ? nullptr : dc + at, g_.cell_state + b * h);
     }
     for (int64_t step = s_.steps - 1; step >= 0; --step) {
       const int64_t t = s_.Reversed(d_) ? s_.steps - 1 - step : step, row = s_.Row(t, 0);

@@ -113,11 +113,12 @@ Status CreateGridSample(KernelInfo& info) {
                : info.Refuse(std::string("does not sample ") + DTypeName(info.InputDType(0)));
 }
 
-// The place of index i on an axis of `count` evenly spaced ones from -1 to 1.
+// The place of index i on an axis of `count` evenly spaced ones from -1 to 1. A single one between
+// corners is at -1: the schema's function says so of a depth of 1, ONNX's reference of all axes.
 double GridPosition(int64_t i, int64_t count, bool align_corners) {
   const double at = static_cast<double>(i), n = static_cast<double>(count);
   if (!align_corners) return (2 * at + 1) / n - 1;
-  return count <= 1 ? 0 : 2 * at / (n - 1) - 1;
+  return count <= 1 ? -1 : 2 * at / (n - 1) - 1;
 }
 
 // theta [N, r, r + 1]; y [N, places, r], coordinates innermost axis first.

@@ -210,9 +210,10 @@ Status ReadAxes(const KernelInfo& info, ResizeInputs inputs, std::vector<ResizeA
     if (scales.empty()) continue;
     if (!(scales[i] > 0) || !std::isfinite(scales[i]))
       return info.Invalid("scales: expected positive numbers");
-    // In float, as ONNX's shape inference has it.
-    const float extent = std::floor(static_cast<float>(axis.in) * static_cast<float>(scales[i]));
-    if (extent > static_cast<float>(kLongestAxis))
+    // floor(input_dimension * scale): of the exact product, as ONNX's shape inference has it. In
+    // float 10 times 0.7 would be 7.
+    const double extent = std::floor(static_cast<double>(axis.in) * scales[i]);
+    if (extent > static_cast<double>(kLongestAxis))
       return info.Invalid("scales: the result is too large");
     axis.scale = scales[i];
     axis.out = static_cast<int64_t>(extent);

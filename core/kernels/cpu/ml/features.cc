@@ -115,10 +115,12 @@ Status CreateNormalizer(KernelInfo& info) {
     float* y = context.Output<float>(0);
     const bool max = norm == "MAX", squares = norm == "L2";
     ForEachRow(x, context, threads, 2 * x.columns, [&](int64_t r, const double* features) {
-      double divisor = 0;
+      // By the text, the largest element, whatever its sign. Its "sum(X)" for L1 is that of
+      // magnitudes, as onnxruntime has it.
+      double divisor = max && x.columns > 0 ? features[0] : 0;
       for (int64_t c = 0; c < x.columns; ++c) {
-        const double magnitude = squares ? features[c] * features[c] : std::fabs(features[c]);
-        divisor = max ? std::max(divisor, magnitude) : divisor + magnitude;
+        if (max) divisor = std::max(divisor, features[c]);
+        else divisor += squares ? features[c] * features[c] : std::fabs(features[c]);
       }
       if (squares) divisor = std::sqrt(divisor);
       if (divisor == 0) divisor = 1;

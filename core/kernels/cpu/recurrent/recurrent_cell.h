@@ -28,6 +28,12 @@ struct RecurrentInputs {
   const T *x, *w, *r, *bias, *peepholes;
   const int32_t* lens;
   const T *h, *c;  // the whole of initial_h and initial_c
+
+  // True if sample `b` has no step. Its last states, of which ONNX says nothing, are zeros, as
+  // onnxruntime has them, and not the initial ones.
+  bool IsEmpty(const RecurrentSpec& s, int64_t b) const {
+    return s.steps == 0 || (lens != nullptr && lens[b] <= 0);
+  }
 };
 
 // The values of one direction that backward reads.
@@ -95,7 +101,7 @@ struct RecurrentProducts {
 template <typename T>
 class RecurrentDirection {
  public:
-  // state, cell_state: [batch, hidden], H and C after the last step.
+  // state, cell_state: [batch, hidden], H and C after the last step; zeros of an empty sequence.
   RecurrentDirection(const RecurrentSpec& spec, int64_t direction, int threads,
                      const RecurrentInputs<T>& inputs, const RecurrentTrace<T>& trace, T* state,
                      T* cell_state)
@@ -134,6 +140,11 @@ class RecurrentDirection {
         if (s_.kind == RecurrentKind::kGru) RETURN_IF_ERROR(CandidateProduct(products, context, t));
       }
       EachRow([&](int64_t b) { FinishRow(t, b, y); });
+    }
+    for (int64_t b = 0; b < s_.batch; ++b) {
+      if (!in_.IsEmpty(s_, b)) continue;
+      CopyState(nullptr, state_ + b * s_.hidden);
+      CopyState(nullptr, cell_state_ + b * s_.hidden);
     }
     return {};
   }

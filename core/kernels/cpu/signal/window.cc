@@ -45,11 +45,12 @@ Result<int64_t> HostNumber(const KernelInfo& info, int input, const char* name, 
 }
 
 // a0 - a1 cos(x) + a2 cos(2 x) with x = 2 pi n / N; N is the size, one less for a symmetric window.
+// A symmetric window of size 1 is NaN, by 0 / 0: so compute the schema's function and onnxruntime.
 Status SettleCosineWindow(KernelInfo& info, double a0, double a1, double a2) {
   ASSIGN_OR_RETURN(const int64_t size, HostNumber(info, 0, "size", 0));
   const int64_t period = info.Attr<int64_t>("periodic", 1) != 0 ? size : size - 1;
-  std::vector<double> values(static_cast<size_t>(size), 1.0);
-  for (int64_t n = 0; n < size && period > 0; ++n) {
+  std::vector<double> values(static_cast<size_t>(size));
+  for (int64_t n = 0; n < size; ++n) {
     const double x = 2 * std::numbers::pi * static_cast<double>(n) / static_cast<double>(period);
     values[n] = a0 - a1 * std::cos(x) + a2 * std::cos(2 * x);
   }
