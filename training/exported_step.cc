@@ -82,6 +82,7 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
   std::string problems;
   Entries entries(json, &problems);
   StepOptions out;
+  out.unbiased_statistics = true;  // such steps come from PyTorch
   out.loss = Loss::Output(entries.Text("loss"));
   out.trainable = entries.Texts("trainable");
   out.clip_norm = entries.Number("clip_norm");

@@ -183,7 +183,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
-  ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics, SwitchToTraining(graph));
+  ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics,
+                   SwitchToTraining(graph, {.unbiased_statistics = options.unbiased_statistics}));
   if (is_ordered && !statistics.empty()) {
     return Unsupported("logical_shards: the running statistics ('" +
                        statistics.front().target->name() +

@@ -51,6 +51,9 @@ struct StepOptions : TrainableOptions {
   // gradients once more, unless they are clipped. Needs kLate, and no scaled loss, which has a rule
   // of its own.
   bool refuse_nonfinite = false;
+  // Running variances are updated with the unbiased variance, as PyTorch's batch norms are; false:
+  // with the biased one, as ONNX's are.
+  bool unbiased_statistics = false;
   // Also hand out the gradient of each parameter ("gradient.NAME").
   bool keep_gradients = false;
   // Outputs of the model that a step also hands out, by name.
@@ -127,8 +130,9 @@ struct StepProgram {
   // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;
   // The names of the entries of the ParameterSet that the program reads and writes, in its
-  // order: trained parameters, running statistics, optimizer state ("optimizer.exp_avg.NAME"),
-  // accumulators ("accumulator.NAME").
+  // order: trained parameters, running statistics, accumulators ("accumulator.NAME"), optimizer
+  // state ("optimizer.exp_avg.NAME"). Those of a program that only accumulates are the first ones
+  // of the program that updates.
   std::vector<std::string> parameters;
   std::vector<ParameterShard> shards;  // where optimizer state is divided among ranks
   int trained = 0;                     // how many of them are trained parameters

@@ -327,8 +327,8 @@ TEST(SplitModule, RunningStatisticsAreWrittenByTheForward) {
     ASSERT_EQ(dropped.outputs.size(), 1u);
     EXPECT_THAT(dropped.outputs[0].tensor().ToVector<double>()[0], ::testing::DoubleNear(-1, 1e-4));
   }
-  EXPECT_THAT(read("mean"), ElementsAre(1, 10));      // half of the batch's, momentum 0.5
-  EXPECT_THAT(read("var"), ElementsAre(1.5, 100.5));  // of the unbiased variance 2, 200
+  EXPECT_THAT(read("mean"), ElementsAre(1, 10));   // half of the batch's, momentum 0.5
+  EXPECT_THAT(read("var"), ElementsAre(1, 50.5));  // of the biased variance 1, 100
   ForwardRun run = module->Forward({{"x", x}}).value();
   EXPECT_THAT(read("mean"), ElementsAre(1.5, 15));
   const auto dys = Ones(run);

@@ -73,6 +73,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
   if (arguments.contains("refuse_nonfinite"))
     options.step.refuse_nonfinite = nb::cast<bool>(get("refuse_nonfinite"));
+  if (arguments.contains("unbiased_statistics"))
+    options.step.unbiased_statistics = nb::cast<bool>(get("unbiased_statistics"));
   options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
   if (arguments.contains("keep_outputs"))
     options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));

@@ -55,8 +55,7 @@ void Switcher::SwitchDropout(Graph& graph, Node& node) {
 }
 
 void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
-  const bool by_model = node.Attr<int64_t>("training_mode", 0) != 0;
-  AttributeMap attributes = {{"unbiased", int64_t{!by_model}}};
+  AttributeMap attributes = {{"unbiased", int64_t{options_.unbiased_statistics}}};
   for (const char* name : {"epsilon", "momentum"}) {
     if (const float* value = node.FindAttr<float>(name)) attributes[name] = *value;
   }

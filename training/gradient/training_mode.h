@@ -23,13 +23,15 @@ struct StatisticUpdate {
 struct TrainingModeOptions {
   // Names of BatchNormalization and Dropout nodes that stay as they are (frozen statistics, no
   // dropout).
-  std::unordered_set<std::string> keep_evaluation;
+  std::unordered_set<std::string> keep_evaluation = {};
+  // Running variances are updated with n / (n - 1) times the batch's variance, as PyTorch's are;
+  // otherwise with the variance itself, as ONNX has it.
+  bool unbiased_statistics = false;
 };
 
-// BatchNormalization becomes BatchNormalizationTraining: normalized by the batch's own statistics;
-// running ones are updated with the unbiased variance, as PyTorch does, or with the biased one
-// where the model itself asks for ONNX's training mode. Dropout drops, but where a graph input or a
-// computed value decides whether it does. Nodes in bodies of If, Loop and Scan too; a
+// BatchNormalization becomes BatchNormalizationTraining: normalized by the batch's own statistics,
+// which running ones are updated with. Dropout drops, but where a graph input or a computed value
+// decides whether it does. Nodes in bodies of If, Loop and Scan too; a
 // BatchNormalization there whose statistics are initializers is kUnsupported, since a body cannot
 // write them back. Values keep their names and identity; two nodes that share statistics update
 // them in turn. An Assign of the model's own (training/kernels/training_ops.h) is an update, too,

@@ -57,7 +57,11 @@ TEST_F(TrainingMode, BatchNormalizationLearnsItsStatistics) {
   EXPECT_EQ(updates[1].value, node.output(2));
   EXPECT_EQ(node.Attr<float>("epsilon", 0), 0.25f);
   EXPECT_EQ(node.Attr<float>("momentum", 0), 0.5f);
-  EXPECT_EQ(node.Attr<int64_t>("unbiased", -1), 1);
+  EXPECT_EQ(node.Attr<int64_t>("unbiased", -1), 0);
+  Load(std::string("(float[N,3] x) => (float[N,3] y) ") + kStatistics,
+       "y = BatchNormalization(x, s, b, m, v)");
+  ASSERT_TRUE(SwitchToTraining(*graph_, {.unbiased_statistics = true}).ok());
+  EXPECT_EQ(graph_->nodes()[0]->Attr<int64_t>("unbiased", -1), 1);
   EXPECT_THAT(RunningStatistics(*graph_), UnorderedElementsAre(V("m"), V("v")));
   EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
 }

@@ -88,7 +88,7 @@ class StepProgram:
             "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
             "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
-            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False,
+            "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "unbiased_statistics": True,
             "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
             **among,
         }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
