@@ -149,16 +149,56 @@ void CapturedGraph::AddOperator(const std::string& name, const std::string& over
   Add(std::move(step));
 }
 
+namespace {
+
+int64_t Checked(bool overflows, int64_t result) {
+  TORCH_CHECK(!overflows, "a size does not fit into 64 bits");
+  return result;
+}
+
+int64_t Times(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return Checked(__builtin_mul_overflow(a, b, &result), result);
+}
+
+int64_t Difference(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return Checked(__builtin_sub_overflow(a, b, &result), result);
+}
+
+int64_t Sum(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return Checked(__builtin_add_overflow(a, b, &result), result);
+}
+
+// Rounded down, as Python does. The processor ends the process where it divides by 0, or the least
+// number by -1.
+int64_t FloorDivision(int64_t a, int64_t b) {
+  TORCH_CHECK(b != 0, "a size is divided by zero");
+  if (b == -1) return Difference(0, a);
+  return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+// With the sign of b.
+int64_t Remainder(int64_t a, int64_t b) {
+  TORCH_CHECK(b != 0, "a size is divided by zero");
+  if (b == -1) return 0;
+  const int64_t rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+}  // namespace
+
 void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, int64_t writes,
                             std::vector<int64_t> dead) {
   using Function = int64_t (*)(int64_t, int64_t);
   static const std::pair<const char*, Function> kFunctions[] = {
-      {"add", [](int64_t a, int64_t b) { return a + b; }},
-      {"sub", [](int64_t a, int64_t b) { return a - b; }},
-      {"mul", [](int64_t a, int64_t b) { return a * b; }},
-      {"neg", [](int64_t a, int64_t) { return -a; }},
-      {"floordiv", [](int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }},
-      {"mod", [](int64_t a, int64_t b) { return (a % b + b) % b; }},
+      {"add", Sum},
+      {"sub", Difference},
+      {"mul", Times},
+      {"neg", [](int64_t a, int64_t) { return Difference(0, a); }},
+      {"floordiv", FloorDivision},
+      {"mod", Remainder},
       {"ge", [](int64_t a, int64_t b) { return int64_t{a >= b}; }},
       {"le", [](int64_t a, int64_t b) { return int64_t{a <= b}; }},
       {"gt", [](int64_t a, int64_t b) { return int64_t{a > b}; }},
@@ -169,7 +209,6 @@ void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, in
   for (const auto& [known, function] : kFunctions) {
     if (name == known) step.size = function;
   }
-  step.divides = name == "floordiv" || name == "mod";
   TORCH_CHECK(step.size, "there is no function '", name, "' of sizes");
   step.arguments.emplace_back();
   for (const IValue& argument : arguments.toTupleRef().elements())
@@ -311,7 +350,6 @@ void CapturedGraph::RunToCut(Progress& progress) const {
       if (step.counts) counters_->AddOperator(Now() - began);
     } else if (step.size) {
       const std::vector<Item>& items = step.arguments[0].items;
-      TORCH_CHECK(!step.divides || IntOf(items.back(), values) != 0, "a size is divided by zero");
       values[step.writes[0]] = step.size(IntOf(items.front(), values), IntOf(items.back(), values));
     } else {
       const IValue& from = values[step.reads[0]];

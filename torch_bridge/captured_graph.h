@@ -119,7 +119,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     std::optional<c10::OperatorHandle> op;        // or
     int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
     std::vector<Argument> arguments = {};
-    bool is_part = false, is_cut = false, counts = false, divides = false;
+    bool is_part = false, is_cut = false, counts = false;
     int64_t index = 0;
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };

@@ -41,6 +41,18 @@ TEST(CapturedGraphTest, SizesAreRoundedAsPythonDoes) {
   EXPECT_EQ(SizeOf("mod", -7, 3), 2);
   EXPECT_EQ(SizeOf("mod", 7, -3), -2);
   EXPECT_THROW(SizeOf("floordiv", 7, 0), c10::Error);
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = ~kLeast;
+  EXPECT_EQ(SizeOf("mod", kLeast, -1), 0);
+  EXPECT_EQ(SizeOf("mod", 3, kMost), 3);
+  EXPECT_EQ(SizeOf("mod", -3, kMost), kMost - 3);
+  EXPECT_EQ(SizeOf("floordiv", kLeast, 1), kLeast);
+  EXPECT_EQ(SizeOf("add", kMost, kLeast), -1);
+  EXPECT_THROW(SizeOf("mod", 7, 0), c10::Error);
+  EXPECT_THROW(SizeOf("floordiv", kLeast, -1), c10::Error);  // ended the process
+  EXPECT_THROW(SizeOf("add", kMost, 1), c10::Error);
+  EXPECT_THROW(SizeOf("sub", kLeast, 1), c10::Error);
+  EXPECT_THROW(SizeOf("mul", kMost, 2), c10::Error);
+  EXPECT_THROW(SizeOf("neg", kLeast, 0), c10::Error);
   EXPECT_THROW(SizeOf("pow", 7, 2), c10::Error);
 }
 
