@@ -230,10 +230,12 @@ Status CudaDevice::CopyWithin(void* to, const void* from, size_t bytes) const {
 
 Status CudaDevice::Synchronise() const {
   RETURN_IF_ERROR(MakeCurrent());
+  bool may_fail = false;
   {
     std::lock_guard<std::mutex> lock(errors_mutex_);
-    if (!errors_.empty()) return TakeError();
+    may_fail = !errors_.empty();
   }
+  if (may_fail) return TakeError();
   RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
   return {};
 }
@@ -382,7 +384,6 @@ Status CudaDevice::OpenGate(bool write) {
 Status CudaDevice::WaitForHeld() const {
   RETURN_IF_ERROR(MakeCurrent());
   RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
-  std::lock_guard<std::mutex> lock(errors_mutex_);
   return Told(*gate_.error);
 }
 
@@ -420,6 +421,8 @@ Status CudaDevice::Told(unsigned number) const {
   if (number == 0) return {};
   RETURN_IF_CUDA_FAILS(cuMemsetD8Async, reinterpret_cast<CUdeviceptr>(error_cell()), 0,
                        sizeof number, stream_);
+  // Held for this only: a thread that plans adds errors meanwhile, and does not wait for a stream.
+  std::lock_guard<std::mutex> lock(errors_mutex_);
   return InvalidArgument(errors_[number - 1]);
 }
 
