@@ -179,7 +179,7 @@ for folder in sorted(stage.parent for stage in pathlib.Path(sys.argv[1]).glob("*
         print(f"{name}: unreadable report: {error}")
     if code != "0" and not count["failed"]:
         count["failed"] += 1
-    print(f"{name:<32} {seconds:>5} s {cpu:>5} CPU-s  {count['passed']:>6} passed {count['failed']:>4} failed {count['skipped']:>4} skipped")
+    print(f"{name:<32} {seconds:>5} s {cpu:>5} CPU-s {count['passed']:>6} passed {count['failed']:>4} failed {count['skipped']:>4} skipped")
     total += count
 skipped = f", {total['skipped']} skipped" if total["skipped"] else ""
 print(f"{total['passed']} passed, {total['failed']} failed{skipped}")

@@ -27,7 +27,7 @@ struct RangeQuantizer {
       low = x[i] < low ? x[i] : low;
       high = x[i] > high ? x[i] : high;
     }
-    // Of zeros alone the scale is 0, as ONNX's formula has it. It then divides 0 by 0 for the zero
+    // ONNX's formula gives zeros the scale 0, and then divides 0 by 0 for the zero
     // point and the elements: those are 0, as onnxruntime has them.
     const float scale = (high - low) / 255.0f, offset = -low / scale;
     return {scale, offset > 0 ? std::nearbyint(std::min(255.0f, offset)) : 0.0f};
