@@ -75,9 +75,11 @@ python_tests() {
   return "$rc"
 }
 
-# A process a file, one a core at a time: most of the time is tracing, which takes one thread.
+# A process a file. Most of the time is tracing, which takes one thread; one more than cores, as ranks that lose one wait.
 python_files() {
-  python tests/python_files.py "$cores" "$out" $(find tests -name '*_test.py' | sort)
+  local files
+  mapfile -t files < <(find tests -name '*_test.py')
+  python tests/python_files.py $((cores + 1)) "$out" "${files[@]}"
 }
 
 # sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1, which is what the build's time goes into.
