@@ -34,8 +34,12 @@ def is_tracked(tensor) -> bool:
     """True if autograd tracks the tensor at the end of the graph, by itself or within a vmap."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
-    # A view that is made without gradients says that it requires one, as its base does; none reaches the base.
-    return tensor.requires_grad and (base(tensor) is None or tensor.grad_fn is not None)
+    if not tensor.requires_grad or base(tensor) is None:
+        return tensor.requires_grad
+    try:  # a view that is made without gradients says that it requires one, as its base does; none reaches the base
+        return tensor.grad_fn is not None
+    except RuntimeError:  # and the base was written to
+        return False
 
 
 def _storage(tensor):
