@@ -16,8 +16,14 @@ from caesura.capture.autograd_function import Function, value_of_first
 from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
 from caesura.capture.fx_meta import describe
 
+MARK = "caesura_cut"
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
 _WRITING.add(operator.setitem)
+
+
+def mark(node):
+    """Marks a call in Dynamo's graph as one that no gradient passes; the calls traced from it have the mark, too."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), MARK: True}
 
 
 def name_of(node) -> str:
@@ -185,6 +191,7 @@ class SharedMemory:
             with self.graph.inserting_after(last):
                 if not self.tracks(value):
                     copied = self.graph.call_method("detach", (source,))
+                    mark(copied)
                 else:
                     if self.takes_gradients or value.is_complex():
                         problems.append(_past(node))

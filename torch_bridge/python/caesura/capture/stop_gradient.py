@@ -12,10 +12,9 @@ import torch
 
 from caesura.capture.compat import make_fx, set_grad_enabled
 from caesura.capture.fx_meta import describe
-from caesura.capture.shared_memory import SharedMemory, group_of, is_tracked, name_of, tensors_of, written_to
+from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, tensors_of, written_to
 
 aten = torch.ops.aten
-_MARK = "caesura_cut"
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 
 
@@ -63,11 +62,6 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
     return list(dict.fromkeys(problems))
 
 
-def mark(node):
-    """Marks a call in Dynamo's graph as one that no gradient passes."""
-    node.meta["custom"] = {**node.meta.get("custom", {}), _MARK: True}
-
-
 def _detach(graph, node):
     """Detaches a tensor before a number is read off it: AOTAutograd would trace a gradient through the number."""
     (source,) = node.args
@@ -76,6 +70,7 @@ def _detach(graph, node):
         with graph.graph.inserting_before(node):
             read = graph.graph.call_method("detach", (source,))
         read.meta.update(example_value=value.detach(), stack_trace=node.meta.get("stack_trace"))
+        mark(read)
         node.args = (read,)
 
 
@@ -89,8 +84,8 @@ def record(graph: torch.fx.GraphModule):
 
 
 def drop_detached(module: torch.fx.GraphModule):
-    """Removes the detaches that autograd adds after results that it saves: those without a mark are not the
-    forward's."""
+    """Removes the detaches without a mark, which are not the forward's: autograd adds them after results that it saves, and
+    nested tensors within their operators."""
     for node in module.graph.find_nodes(op="call_function", target=aten.detach.default):
         if not _is_marked(node):
             node.replace_all_uses_with(node.args[0])
@@ -145,7 +140,7 @@ def _passes_marks():
     """True if a trace copies a call's mark to the nodes made from it."""
     graph = torch.fx.Graph()
     node = graph.call_function(torch.sin, (graph.placeholder("x"),))
-    node.meta["custom"] = {_MARK: True}
+    node.meta["custom"] = {MARK: True}
     graph.output(node)
     run = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run
     with torch.fx.traceback.preserve_node_meta():
@@ -154,7 +149,7 @@ def _passes_marks():
 
 
 def _is_marked(node):
-    return _MARK in node.meta.get("custom", {})
+    return MARK in node.meta.get("custom", {})
 
 
 def _inference(node):

@@ -323,8 +323,7 @@ class CompiledStep(Suspendable, Ranked):
             left = lay_arguments(module.graph, past_views=False)
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
-            if differentiates:
-                drop_detached(module)
+            drop_detached(module)
             captured.append((in_pairs(module, real_inputs=True), metadata))
             return module.forward
 

@@ -249,3 +249,22 @@ def index_put(w, node, x, indices, values, accumulate):
     values = w.transpose(values, [given.index(d) for d in range(len(given))])
     written = w.make("ScatterND", [front, places, values], dtype, front.shape, reduction="add" if accumulate else None)
     return w.transpose(written, [order.index(d) for d in range(x.rank)])
+
+
+@register(aten._jagged_to_padded_dense_forward.default)
+def jagged_to_padded(w, node, rows, offsets, lengths, padding):
+    """Row l of part b is row offsets[b] + l, up to offsets[b + 1]; the rest is padding."""
+    if len(offsets) != 1:
+        raise Refused("more than one ragged dim")
+    (dtype, shape), offsets = result(node), w.cast(offsets[0], torch.int64)
+    end = offsets.shape[0]
+    first, last = (w.make("Slice", [offsets, w.ints([a]), w.ints([b]), w.constant([0])], torch.int64, shape[:1])
+                   for a, b in ((0, -1), (1, end)))
+    first, last = (w.make("Unsqueeze", [t, w.constant([1])], torch.int64, (shape[0], 1)) for t in (first, last))
+    steps = w.make("Range", [w.scalar(v) for v in (0, lengths[0], 1)], torch.int64, shape[1:2])
+    places = w.make("Add", [first, steps], torch.int64, shape[:2])
+    inside = w.make("Less", [places, last], torch.bool, shape[:2])
+    places = w.make("Where", [inside, places, w.constant(0)], torch.int64, shape[:2])
+    inside = w.make("Unsqueeze", [inside, w.constant(list(range(2, len(shape))))], torch.bool, (*shape[:2], *[1] * (len(shape) - 2)))
+    padded = w.make("Gather", [rows, places], dtype, shape, axis=0)
+    return w.make("Where", [inside, padded, w.constant(padding, dtype)], dtype, shape)
