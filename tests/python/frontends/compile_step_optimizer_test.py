@@ -2,6 +2,7 @@
 """Changes of the optimizer, its state and its parameters between calls of a compiled step act as in eager."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -398,3 +399,77 @@ def test_scales_that_differ_within_a_window():
     (F.cross_entropy(module(first[0]), first[1]) / 2 + F.cross_entropy(module(second[0]), second[1]) / 2).backward()
     sides[0].optimizer.step()
     same(sides[1].module, module, atol=3e-3)
+
+
+# --- what an optimizer refuses ------------------------------------------------------------------------------------------
+
+class Rows(torch.nn.Module):
+    """tied: the embedding has a dense gradient, too."""
+
+    def __init__(self, tied):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tied, self.rows, self.last = tied, torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 5)
+
+    def forward(self, places):
+        found = self.rows(places)
+        return F.linear(found, self.rows.weight) if self.tied else self.last(found)
+
+
+SPARSE = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
+    "SGD with decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_sparse_gradients_are_refused_as_in_eager(make, tied):
+    torch._dynamo.reset()
+    places, target = torch.tensor([[0, 1], [1, 3]]), torch.ones(2, 2, 5)
+    plain, ours = Rows(tied), Rows(tied)
+    first, second = make(list(plain.parameters())), make(list(ours.parameters()))
+    step = caesura.compile_step(ours, F.mse_loss, second)
+    for _ in range(2):
+        F.mse_loss(plain(places), target).backward()
+        try:
+            first.step()
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                step(places, target)
+            assert all(map(torch.equal, ours.parameters(), Rows(tied).parameters()))
+            return
+        first.zero_grad()
+        step(places, target)
+    for p, q in zip(plain.parameters(), ours.parameters()):
+        torch.testing.assert_close(q, p)
+
+
+@pytest.mark.parametrize("make, option, value", [
+    (lambda p: torch.optim.Adam(p, lr=0.1), "amsgrad", True),
+    (lambda p: torch.optim.RMSprop(p, lr=0.1), "centered", True),
+    (lambda p: torch.optim.RMSprop(p, lr=0.1), "momentum", 0.9),
+], ids=["amsgrad", "centered", "momentum"])
+def test_an_option_that_needs_state_is_refused_midway_as_in_eager(make, option, value):
+    torch._dynamo.reset()
+    told = []
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        module = torch.nn.Linear(3, 3)
+        optimizer = make(module.parameters())
+        step = caesura.compile_step(module, F.mse_loss, optimizer)
+
+        def run():
+            if is_ours:
+                step(torch.ones(2, 3), torch.ones(2, 3))
+            else:
+                F.mse_loss(module(torch.ones(2, 3)), torch.ones(2, 3)).backward()
+                optimizer.step()
+        run()
+        optimizer.param_groups[0][option] = value
+        with pytest.raises(KeyError) as error:
+            run()
+        told.append(str(error.value))
+    assert told[0] == told[1]

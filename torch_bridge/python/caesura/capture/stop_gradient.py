@@ -6,6 +6,7 @@ gradients are stopped in the trace.
 """
 
 import functools
+import inspect
 import logging
 
 import torch
@@ -120,6 +121,23 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: 
         if (node in leads and passes) or written_to(node):
             leads.update(node.all_input_nodes)
     return {i for i, node in enumerate(inputs) if node in leads}
+
+
+def sparse_inputs(graph: torch.fx.GraphModule) -> set:
+    """The positions of dynamo's inputs whose gradients are sparse in eager: embeddings with sparse=True alone read them."""
+    def is_sparse(node):
+        try:
+            named = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+        except (TypeError, ValueError):
+            named = node.kwargs
+        return node.op == "call_function" and True in (named.get("sparse"), named.get("sparse_grad"))
+
+    found = set()
+    for i, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        readers = [user for user in node.users if any(map(is_tracked, tensors_of(user)))]
+        if readers and all(map(is_sparse, readers)):
+            found.add(i)
+    return found
 
 
 def stop_at_cuts(module: torch.fx.GraphModule):

@@ -32,7 +32,7 @@ from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import (FailsInBackward, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
-                                           takes_gradients)
+                                           sparse_inputs, takes_gradients)
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
@@ -297,7 +297,7 @@ class CompiledStep(Suspendable, Ranked):
         functions, problems = take_functions(graph)
         if differentiates and functions:
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
-        reached = reached_inputs(graph, loss, functions)
+        reached, sparse = reached_inputs(graph, loss, functions), sparse_inputs(graph)
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, functions, keep_modes=differentiates)]
         problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
                      f"(at {describe(node)})" for node in data_assignments(graph.graph)]
@@ -337,7 +337,7 @@ class CompiledStep(Suspendable, Ranked):
         value = loss.meta["example_value"]
         if value.numel() != 1 or not value.is_floating_point():
             raise StepRefused(f"the loss is no number but {value.dtype} {list(value.shape)}")
-        program = CapturedStep(self, module, metadata, position, reached, calls_pytorch_alone(graph),
+        program = CapturedStep(self, module, metadata, position, reached, sparse, calls_pytorch_alone(graph),
                                functools.partial(ForwardImporter, functions, table, differentiates))
         self.programs.append(program)
         return program

@@ -10,6 +10,7 @@ import torch
 from caesura.capture.compat import foreach_add_, foreach_mul_, step_hooks
 from caesura.capture.dtensors import is_dtensor
 from caesura.reports import fall_back
+from caesura.runtime.gpu import CPU
 
 
 @dataclass(frozen=True)
@@ -203,13 +204,21 @@ class Recipe:
         counts = torch.stack(program.counts())
         return _UNEQUAL if bool((counts != counts[0]).any()) else None
 
+    def refuse_sparse(self, parameter) -> None:
+        """Raises what the optimizer raises for a sparse gradient of the parameter."""
+        group, tried = self.trained[id(parameter)], torch.zeros(1, 1, dtype=parameter.dtype, device=CPU, requires_grad=True)
+        tried.grad = torch.zeros_like(tried).to_sparse()
+        options = inspect.signature(type(self.optimizer)).parameters.keys() & group.keys() - {"params"}
+        type(self.optimizer)([tried], **{name: group[name] for name in options}).step()
+
     def accumulation_steps(self, count: int) -> int:
         """The session's accumulation steps if the caller asks for `count`."""
         return count
 
     def bindings(self, parameter, is_divided: bool = False) -> dict:
         """Tensors of PyTorch's that a session's steps write to, by what the session calls them (".NAME" follows). Made where
-        the state lacks them. Raises ValueError where they are of another shape, or would lose more than float32 has.
+        there is no state. Raises ValueError where they are of another shape, or would lose more than float32 has, and KeyError
+        where the state lacks one.
         is_divided: the state is left out, as ranks have parts of it (StepShards)."""
         group = self.trained[id(parameter)]
         state, found = self.optimizer.state.get(parameter, {}), {}
@@ -219,6 +228,8 @@ class Recipe:
             shape = () if is_scalar else start if isinstance(start, tuple) else parameter.shape
             dtype = self._scalar_of[id(parameter)] if is_scalar else parameter.dtype
             held = state.get(name)
+            if held is None and state and self.update.keeps_count:
+                raise KeyError(name)  # as eager does: an option was switched on after the first update
             if held is None:
                 start = start if isinstance(start, (int, float)) else 0
                 start = complex(start, start) if dtype.is_complex else start
@@ -345,6 +356,9 @@ class Stepping:
 
     def misfit(self, program, window):
         return None
+
+    def refuse_sparse(self, parameter) -> None:
+        """It gets gradients that are dense."""
 
     def accumulation_steps(self, count: int) -> int:
         return 2**30

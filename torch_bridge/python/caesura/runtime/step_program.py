@@ -183,14 +183,14 @@ class StepProgram:
 class CapturedStep(StepProgram):
     """A step that dynamo calls. Made with the first call's tensors, which tell inputs from parameters. loss: which of the
     graph's outputs it is; the others are what the call leaves in attributes. reached: the positions of the inputs that have a
-    gradient of it. keyed: whether a key can hold what it calls.
+    gradient of it; sparse: those whose gradient is sparse in eager. keyed: whether a key can hold what it calls.
     make_importer: gives a forward.ForwardImporter for the module's calls."""
 
     is_captured = True
 
-    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, reached, keyed, make_importer):
+    def __init__(self, owner, module: torch.fx.GraphModule, metadata, loss, reached, sparse, keyed, make_importer):
         super().__init__(owner)
-        self.module, self.reached, self.make_importer = module, reached, make_importer
+        self.module, self.reached, self.sparse, self.make_importer = module, reached, sparse, make_importer
         results = list(next(n for n in module.graph.nodes if n.op == "output").args[0])
         mutated = list(metadata.mutated_inp_runtime_indices)
         self.written = list(zip(mutated, results))  # (which input, what it becomes)
@@ -268,6 +268,8 @@ class CapturedStep(StepProgram):
         for i, node, value in tensors:
             trained = id(value) in recipe.trained and i in self.reached
             names[node] = name = name_of[id(value)]
+            if trained and i in self.sparse:
+                recipe.refuse_sparse(value)
             if trained or node in kept:
                 bound.append((name, i, value))
             else:
@@ -280,11 +282,11 @@ class CapturedStep(StepProgram):
             model = import_forward(importer, self.module, names, self.loss, writes + self._results())
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
-        # Another process would not report PyTorch's calls, nor notice parameters that do not train.
+        # Another process would not report PyTorch's calls, nor notice parameters that do not train or whose optimizer refuses.
         read = {name for node in with_bodies(model.graph.node) for name in node.input}
         self.draws = [draw for draw in importer.draws if draw.name in read]
         self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
-            v.is_complex() or (id(v) in recipe.trained and i not in self.reached) for i, _, v in tensors)
+            v.is_complex() or (id(v) in recipe.trained and (i not in self.reached or i in self.sparse)) for i, _, v in tensors)
         self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
