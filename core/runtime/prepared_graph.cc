@@ -19,17 +19,27 @@ PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& provi
   return AnyCompiles(providers) ? PassList{MakeSubgraphPartitionPass(providers)} : PassList();
 }
 
-ParameterEffect EffectOf(const ExecutionState& state, bool succeeded) {
-  const bool written = state.has_written();
-  if (succeeded) return {written ? ParameterState::kCommitted : ParameterState::kUnchanged};
-  // Asked in any case: the step that has failed may have written in part.
+// The number of steps that may have written. A kernel of the host that updates in place fails, if
+// at all, before it writes; one of a device may fail between two launches. The step of a run that
+// was cancelled or given up has not begun.
+int StepsWithWrites(const ExecutionState& state, const Result<RunOutcome>& outcome) {
+  const int at = state.program_counter();
+  const std::vector<Step>& steps = state.plan().steps();
+  const bool is_failed_step = !outcome.ok() && outcome.status().code() != StatusCode::kCancelled &&
+                              at < static_cast<int>(steps.size());
+  return at + (is_failed_step && !steps[at].provider->device().is_host() ? 1 : 0);
+}
+
+ParameterEffect EffectOf(const ExecutionState& state, const Result<RunOutcome>& outcome) {
+  if (outcome.ok())
+    return {state.has_written() ? ParameterState::kCommitted : ParameterState::kUnchanged};
   UndoLog* undo = state.options().undo;
   if (undo != nullptr && undo->Undo(state))
     return {.state = ParameterState::kUndone, .was_interrupted = undo->was_interrupted()};
-  if (!written) return {ParameterState::kUnchanged};
   std::set<int> parameters;
-  for (int s = 0; s < state.program_counter(); ++s)
+  for (int s = 0; s < StepsWithWrites(state, outcome); ++s)
     ForEachWrittenParameter(state.plan(), s, [&](int parameter) { parameters.insert(parameter); });
+  if (parameters.empty()) return {ParameterState::kUnchanged};
   ParameterEffect effect{ParameterState::kInconsistent};
   for (int parameter : parameters)
     effect.inconsistent.push_back(state.options().parameters->name(parameter));
@@ -107,7 +117,7 @@ Result<std::vector<RuntimeValue>> PreparedGraph::RunToEnd(StartedRun run) {
 Result<std::vector<RuntimeValue>> PreparedGraph::EndRun(StartedRun run,
                                                         const Result<RunOutcome>& outcome,
                                                         ParameterEffect* effect) {
-  if (effect != nullptr) *effect = EffectOf(*run.state, outcome.ok());
+  if (effect != nullptr) *effect = EffectOf(*run.state, outcome);
   std::vector<RuntimeValue> results = run.state->TakeFetches();
   Return(std::move(run));
   if (!outcome.ok()) return outcome.status();

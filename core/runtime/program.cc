@@ -90,7 +90,6 @@ Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanR
     status = plan_and_run();
     if (!status.ok()) return fallback_->DescribeRetryFailure(status);
   }
-  fallback_->CountRun();
   return {};
 }
 
@@ -182,6 +181,7 @@ RunResult Program::Run(RunRequest request) {
   bool may_run_again = alone;
   RunResult result;
   const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) {
+    result.has_begun = true;
     Status status = RunOnce(on, plan, may_retry ? request : std::move(request), may_retry, &result);
     may_run_again &= result.parameters.state != ParameterState::kInconsistent;
     return status;
@@ -189,6 +189,7 @@ RunResult Program::Run(RunRequest request) {
   // Lack of memory is the run's status, so that the caller learns what became of the parameters.
   try {
     result.status = WithFallback(request.feeds, request.plan, may_run_again, run);
+    if (result.status.ok()) fallback_->CountRun();
   } catch (const std::bad_alloc&) {
     result.status = OutOfMemory("memory ran out in a run");
   }
@@ -276,6 +277,7 @@ Result<SuspendedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOpt
                                            : Internal("a module has not stopped at its yield");
   };
   RETURN_IF_ERROR(WithFallback(feeds, PlanRequest(), true, run));
+  fallback_->CountRun();
   return out;
 }
 

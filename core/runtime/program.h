@@ -71,7 +71,10 @@ struct RunResult {
   std::vector<RuntimeValue> values = {};
   ParameterEffect parameters = {};
   std::unique_ptr<SuspendedRun> suspended = nullptr;
+  bool has_begun = false;  // there was a plan for its feeds
 
+  // True if the run could not begin, because no plan is possible for feeds of such shapes.
+  bool refused_feeds() const { return !has_begun && status.code() == StatusCode::kInvalidArgument; }
   // The run has failed, and the parameters are not as they were before it.
   bool left_parameters_changed() const {
     return !status.ok() && (parameters.state == ParameterState::kCommitted ||

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "core/execute/undo_log.h"
+#include "core/providers/counting_provider.h"
+#include "core/providers/tensor_copy.h"
 #include "core/runtime/prepared_graph.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -18,7 +20,8 @@ using ::testing::IsEmpty;
 // Three kernel calls: y is computed, then w and v are updated.
 class ParameterEffects : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { SetUp({provider_}); }
+  void SetUp(const ProviderList& providers) {
     Model model;
     model.graph = GraphOf(R"((float[2] x) => (float[2] y)
         <float[2] v = {1, 1}, float[2] w = {1, 1}> {
@@ -26,11 +29,16 @@ class ParameterEffects : public ::testing::Test {
       w_now = test.Accumulate (w, y)
       v_now = test.Accumulate (v, y)
     })");
-    auto made = PreparedGraph::Create(std::move(model), {provider_},
+    auto made = PreparedGraph::Create(std::move(model), providers,
                                       {.parameters = {"v", "w"}, .plan = {.threads = 1}});
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     graph_ = *std::move(made);
-    for (const char* name : {"v", "w"}) parameters_.Add(name, Tensor::Of<float>(Shape{2}, {1, 1}));
+    parameters_ = {};
+    for (const char* name : {"v", "w"}) {
+      const Tensor ones = Tensor::Of<float>(Shape{2}, {1, 1});
+      const bool is_host = providers[0]->device().is_host();
+      parameters_.Add(name, is_host ? ones : CopyToDevice(ones, *providers[0]).value());
+    }
   }
   // A run whose kernel call `fails` fails; -1: none does.
   ParameterEffect AfterRun(int fails, bool logged) {
@@ -48,7 +56,7 @@ class ParameterEffects : public ::testing::Test {
   }
   std::vector<float> W() const { return parameters_.tensor(1).ToVector<float>(); }
 
-  const std::shared_ptr<FailingProvider> provider_ = std::make_shared<FailingProvider>(Tiny()[0]);
+  std::shared_ptr<FailingProvider> provider_ = std::make_shared<FailingProvider>(Tiny()[0]);
   std::shared_ptr<PreparedGraph> graph_;
   ParameterSet parameters_;
 };
@@ -77,6 +85,19 @@ TEST_F(ParameterEffects, NameWhatWasWrittenWhereThereIsNone) {
   EXPECT_EQ(effect.state, ParameterState::kInconsistent);
   EXPECT_THAT(effect.inconsistent, ElementsAre("w"));
   EXPECT_THAT(W(), ElementsAre(0, -1));
+}
+
+// A kernel of the host that updates in place fails, if at all, before it writes. One of a device
+// may fail between two launches.
+TEST_F(ParameterEffects, OfAnUpdateThatFailsDependOnItsMemory) {
+  EXPECT_EQ(AfterRun(1, false).state, ParameterState::kUnchanged);
+  const CountingDevice device({.more = RegisterTinyKernels});
+  provider_ = std::make_shared<FailingProvider>(device.providers()[0]);
+  SetUp({provider_, device.providers()[1]});
+  EXPECT_EQ(AfterRun(0, false).state, ParameterState::kUnchanged);
+  const ParameterEffect effect = AfterRun(1, false);
+  EXPECT_EQ(effect.state, ParameterState::kInconsistent);
+  EXPECT_THAT(effect.inconsistent, ElementsAre("w"));
 }
 
 TEST_F(ParameterEffects, AreNoneWhereNothingIsUpdated) {

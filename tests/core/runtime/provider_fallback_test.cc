@@ -49,6 +49,7 @@ TEST(ProviderFallback, TheRecordSaysWhereAndWhen) {
   const NamedValues feeds = {{"x", Ramp(Shape{2})}};
   const auto before = std::chrono::system_clock::now();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(session->Run(feeds).ok());
+  ASSERT_TRUE(session->Plan(feeds).ok());  // no run
   faulty->FailAt(1);
   ASSERT_TRUE(session->Run(feeds).ok());
   const auto record = session->fallback_record();
