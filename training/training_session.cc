@@ -166,7 +166,8 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
     statistics_ = program.statistics;
     if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
     AddParameters(*program.graph, names_, &parameters_);
-  } else if (!std::equal(program.parameters.begin(), program.parameters.end(), names_.begin()) ||
+  } else if (program.parameters.size() > names_.size() ||
+             !std::equal(program.parameters.begin(), program.parameters.end(), names_.begin()) ||
              (with_update && program.shards != shards_)) {
     return Internal("the parameters of two programs of a session differ");
   } else {
@@ -303,8 +304,10 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  if (parameters_inconsistent_)
-    return InvalidArgument("an earlier step failed in the middle of its updates: " + WayBack());
+  if (parameters_inconsistent_) {
+    return InvalidArgument("an earlier step or Restore failed in the middle of its writes: " +
+                           WayBack());
+  }
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;
@@ -312,8 +315,8 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
       std::vector<RuntimeValue> bound,
       BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
   RunOptions run = MakeRun(static_cast<uint64_t>(RandomStep()));
-  if (const auto seed = std::exchange(next_seed_, std::nullopt)) {
-    run.seed = *seed;
+  if (next_seed_) {
+    run.seed = *next_seed_;
     run.step = 0;
   }
   run.observers = std::move(observers);
@@ -324,7 +327,10 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   const bool once = options_.failures.action == OnFailure::kStop;
   RunRequest first = once ? std::move(step.run) : step.run;
   first.suspend_at = std::exchange(suspend_at_, INT_MAX);
-  return AnswerFailure(step, program.Run(std::move(first)));
+  Result<double> loss = AnswerFailure(step, program.Run(std::move(first)));
+  if (suspended()) waiting_.seed = next_seed_;
+  if (suspended() || loss.ok()) next_seed_.reset();
+  return loss;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");
 }
@@ -332,16 +338,22 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
   const bool updates = waiting_.updates;
+  const std::optional<uint64_t> seed = waiting_.seed;
   waiting_.run->started.state->set_deadline(deadline_);
   Program& program = updates ? *update_ : *accumulate_;
-  return EndRun(updates, program.Resume(std::exchange(waiting_, {}).run, std::move(observers),
-                                        std::exchange(suspend_at_, INT_MAX)));
+  Result<double> loss =
+      EndRun(updates, program.Resume(std::exchange(waiting_, {}).run, std::move(observers),
+                                     std::exchange(suspend_at_, INT_MAX)));
+  if (suspended()) waiting_.seed = seed;
+  else if (!loss.ok() && !next_seed_) next_seed_ = seed;
+  return loss;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");
 }
 
 Status TrainingSession::DropStep() {
   if (!suspended()) return InvalidArgument("no step waits");
+  if (!next_seed_) next_seed_ = waiting_.seed;
   ParameterEffect effect = Program::Drop(std::exchange(waiting_, {}).run);
   parameters_inconsistent_ = effect.state == ParameterState::kInconsistent;
   inconsistent_ = std::move(effect.inconsistent);

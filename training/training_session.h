@@ -160,8 +160,11 @@ class TrainingSession {
   // by the flag that it was begun with.
   const std::shared_ptr<std::atomic<bool>>& suspend_flag() const { return suspend_; }
   void ShareSuspendFlag(std::shared_ptr<std::atomic<bool>> flag) { suspend_ = std::move(flag); }
-  // Suspends steps likewise from this time on; nothing: no more.
+  // Suspends steps likewise from this time on; nothing: no more. With other ranks the deadline of
+  // one suspends all, and each of them is told that steps run again: that one by nothing here, the
+  // others by set_suspend(false).
   void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
+    if (deadline_ && !deadline && !*suspend_) ranks_suspend_ = false;
     deadline_ = deadline;
   }
   // Suspends the next step, or the rest of the one that waits, before step `i` of its plan
@@ -232,7 +235,7 @@ class TrainingSession {
   void set_terminate(bool terminate) { *terminate_ = terminate; }
   bool terminate() const { return *terminate_; }
   // The next step's random ops draw by this seed, however many steps came before; later ones
-  // by the session's own.
+  // by the session's own. A step that fails, or is given up, leaves the seed to the next one.
   void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
@@ -253,8 +256,10 @@ class TrainingSession {
   Status Save(const std::string& path,
               std::map<std::string, Checkpoint::Property> properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
-  // not. Returns the caller's properties. Frozen parameters take what the checkpoint has for them,
-  // and the model's own values where it has none.
+  // not. Where memory or a device fails while parameters are written, all of them count as
+  // inconsistent: no step begins before a Restore that succeeds. Returns the caller's properties.
+  // Frozen parameters take what the checkpoint has for them, and the model's own values where it
+  // has none.
   Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
 
   // The model with its trained parameters and statistics, as it came in but in evaluation mode.
@@ -412,6 +417,7 @@ class TrainingSession {
     std::unique_ptr<SuspendedRun> run;  // null: no step waits
     bool updates = false;
     std::vector<std::string> differences;
+    std::optional<uint64_t> seed = std::nullopt;  // of DrawNextBy
   };
   WaitingStep waiting_;
   double learning_rate_ = 0;

@@ -129,8 +129,9 @@ Result<double> TrainingSession::AnswerFailure(const StepRequest& request, RunRes
   const FailurePolicy& policy = options_.failures;
   for (int attempt = 0;; ++attempt) {
     const StatusCode code = result.status.code();
-    if (result.status.ok() || code == StatusCode::kSuspended || code == StatusCode::kCancelled)
-      break;
+    const bool has_failed =
+        !result.status.ok() && code != StatusCode::kSuspended && code != StatusCode::kCancelled;
+    if (!has_failed || (attempt == 0 && result.refused_feeds())) break;
     ++failures_.failed;
     failures_.last = result.status.ToString();
     if (result.left_parameters_changed() || policy.action == OnFailure::kStop) break;

@@ -212,12 +212,13 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   }
   const ProviderList providers = fallback_->providers();
   std::map<std::string, Checkpoint::Property> properties = CallersProperties(checkpoint);
+  std::vector<std::string> mixed = ParameterNames();
   waiting_ = {};
+  parameters_inconsistent_ = true;  // until all is written: memory or a device may fail on the way
+  inconsistent_ = std::move(mixed);
   for (int i = 0; i < WholeParameters(); ++i) {
     if (found[i] == nullptr) continue;
-    const Status copied = CopyElements(*found[i], parameters_.tensor(i), providers);
-    parameters_inconsistent_ |= !copied.ok();  // a device has failed
-    RETURN_IF_ERROR(copied);
+    RETURN_IF_ERROR(CopyElements(*found[i], parameters_.tensor(i), providers));
   }
   TakeState(checkpoint);
   parameters_.TouchAll();
@@ -233,8 +234,6 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   options_.seed = static_cast<uint64_t>(progress.seed);
   if (options_.step.scales_loss())
     scaler_.Restore(static_cast<float>(progress.loss_scale), progress.good_steps);
-  parameters_inconsistent_ = false;
-  inconsistent_.clear();
   curves_.Clear();  // they are of another run
   loss_sum_ = progress.loss_sum;
   losses_ = progress.losses;
@@ -243,6 +242,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
     waiting.differences = DescribeDifferences(*checkpoint.step, waiting.run->started.state->plan());
   }
   waiting_ = std::move(waiting);
+  parameters_inconsistent_ = false;
+  inconsistent_.clear();
   return properties;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was restored");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "core/base/status_macros.h"
@@ -244,15 +245,15 @@ void TrainingSession::LeaveRanks(const RunResult& result) {
 
 Status TrainingSession::BeginAmongRanks(RunOptions* run) {
   if (ranks_suspend_) return Suspended("no step has begun: a rank was asked to suspend");
-  if (suspend_at_ != INT_MAX)
+  if (std::exchange(suspend_at_, INT_MAX) != INT_MAX)
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
-  if (deadline_ && Clock::now() >= *deadline_) *suspend_ = true;
   if (!ordered()) {  // each rank draws random numbers of its own
     run->seed = run->seed.value_or(0) +
                 static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
   }
   collectives_ = std::make_shared<RunCollectives>(*options_.communicator, RankTimeout(), suspend_);
   collectives_->Share(loss_sum_);
+  if (deadline_ && Clock::now() >= *deadline_) collectives_->RaiseFlag();
   run->collectives = collectives_;
   return {};
 }

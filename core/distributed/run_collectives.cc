@@ -44,7 +44,8 @@ Status RunCollectives::Run(const Collective& collective) {
 }
 
 Status RunCollectives::Agree() {
-  const int64_t own[] = {flag_ != nullptr && *flag_ ? 1 : 0, std::bit_cast<int64_t>(number_)};
+  const bool raises_flag = raises_flag_ || (flag_ != nullptr && *flag_);
+  const int64_t own[] = {raises_flag ? 1 : 0, std::bit_cast<int64_t>(number_)};
   const Result<std::vector<int64_t>> all = communicator_.Gather(own, Clock::now() + timeout_);
   RETURN_IF_ERROR(Checked(all.status()));
   agreed_ = true;

@@ -17,7 +17,7 @@ namespace caesura {
 class RunCollectives {
  public:
   // Each wait takes `timeout` at most. The communicator outlives this. `flag`: where it is true on
-  // any rank at Agree, all ranks learn it.
+  // any rank at Agree, or RaiseFlag was called there, all ranks learn it.
   RunCollectives(Communicator& communicator, std::chrono::milliseconds timeout,
                  std::shared_ptr<const std::atomic<bool>> flag = nullptr)
       : communicator_(communicator), timeout_(timeout), flag_(std::move(flag)) {}
@@ -34,6 +34,8 @@ class RunCollectives {
   Status Run(const Collective& collective);
   // A number that Agree sums over all ranks.
   void Share(double number) { number_ = number; }
+  // Of this run alone; the flag itself may be that of others, too.
+  void RaiseFlag() { raises_flag_ = true; }
   // Comes back once all ranks have come to it: every rank has the results of all collectives
   // before it.
   Status Agree();
@@ -51,7 +53,7 @@ class RunCollectives {
   const std::shared_ptr<const std::atomic<bool>> flag_;
   std::map<int64_t, std::unique_ptr<Work>> works_;  // in flight
   double number_ = 0, sum_ = 0;
-  bool agreed_ = false, flag_raised_ = false;
+  bool raises_flag_ = false, agreed_ = false, flag_raised_ = false;
 };
 
 }  // namespace caesura

@@ -108,6 +108,59 @@ TEST_F(FailurePolicies, Retry) {
   EXPECT_EQ(session_->failures().saved, 1);
 }
 
+// Like feeds of a wrong dtype: the batch is not left out, and the step is not done again.
+TEST_F(FailurePolicies, FeedsOfAWrongShapeAreNoFailure) {
+  for (const OnFailure action : {OnFailure::kSkip, OnFailure::kRetry, OnFailure::kRetryInParts}) {
+    Begin(action == OnFailure::kRetryInParts ? Mlp() : DigitsWithDropout(), {.action = action});
+    NamedValues wrong = real_.batches[1];
+    Tensor labels = wrong.at("labels").tensor();
+    labels = Tensor::Zeros(labels.dtype(), Shape{labels.elements() + 1});
+    wrong["labels"] = labels;
+    EXPECT_EQ(session_->Step(wrong).status().code(), StatusCode::kInvalidArgument);
+    ExpectAsUndisturbed();
+    EXPECT_EQ(session_->failures().failed, 0);
+    EXPECT_EQ(session_->failures().retried, 0);
+    EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
+    ExpectAsUndisturbed();
+  }
+}
+
+// A seed that was given for a step is that of the step which is done, however often it was begun.
+TEST_F(FailurePolicies, AStepThatIsDoneAgainByItsCallerDrawsTheSameNumbers) {
+  Begin(DigitsWithDropout(), {});
+  const auto expect_step = [&](auto interrupt) {
+    session_->DrawNextBy(77);
+    undisturbed_->DrawNextBy(77);
+    interrupt();
+    EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
+    ExpectAsUndisturbed();
+    EXPECT_EQ(Step(0).value(), undisturbed_->Step(real_.batches[0]).value());  // by the session's
+  };
+  expect_step([&] {
+    provider_->FailAt(9);
+    EXPECT_FALSE(Step(1).ok());
+  });
+  expect_step([&] {
+    session_->set_terminate(true);
+    EXPECT_EQ(Step(1).status().code(), StatusCode::kCancelled);
+    session_->set_terminate(false);
+  });
+  expect_step([&] {  // given up
+    session_->SuspendAt(5);
+    EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
+    EXPECT_TRUE(session_->DropStep().ok());
+  });
+  session_->DrawNextBy(77);
+  undisturbed_->DrawNextBy(77);
+  session_->SuspendAt(5);
+  EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
+  session_->DrawNextBy(78);  // of the step after the one that waits
+  EXPECT_EQ(session_->ResumeStep().value(), undisturbed_->Step(real_.batches[1]).value());
+  undisturbed_->DrawNextBy(78);
+  EXPECT_EQ(Step(0).value(), undisturbed_->Step(real_.batches[0]).value());
+  ExpectAsUndisturbed();
+}
+
 TEST_F(FailurePolicies, RetryOnDefaults) {
   Begin(DigitsWithDropout(), {.action = OnFailure::kRetryOnDefaults});
   ThrowsOnce throws(9);  // no provider's failure, which would have this answer without a policy

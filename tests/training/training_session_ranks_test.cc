@@ -255,6 +255,34 @@ TEST(Ranks, ASuspensionIsAgreed) {
   });
 }
 
+// The deadline of one rank suspends all; the flag, which other sessions may share, stays as it is.
+TEST(Ranks, ADeadlineIsAgreed) {
+  const RealModel real = Mlp();
+  RunRanks(2, [&](Communicator& c) {
+    const auto session = RankSession(real, c);
+    const NamedValues part = PartOf(kModels[0].batch(1), c);
+    if (c.rank() == 1) session->set_deadline(std::chrono::steady_clock::now());
+    ASSERT_TRUE(session->Step(part).ok());
+    EXPECT_EQ(session->Step(part).status().code(), StatusCode::kSuspended);
+    EXPECT_FALSE(session->suspend());
+    if (c.rank() == 1) session->set_deadline(std::nullopt);
+    else session->set_suspend(false);
+    ASSERT_TRUE(session->Step(part).ok());
+    EXPECT_TRUE(session->Step(part).ok());
+  });
+}
+
+TEST(Ranks, SuspendAtIsRefusedForOneStep) {
+  const RealModel real = Mlp();
+  RunRanks(2, [&](Communicator& c) {
+    const auto session = RankSession(real, c);
+    const NamedValues part = PartOf(kModels[0].batch(1), c);
+    session->SuspendAt(3);
+    EXPECT_THAT(session->Step(part).status().message(), HasSubstr("SuspendAt"));
+    EXPECT_TRUE(session->Step(part).ok());
+  });
+}
+
 TEST(Ranks, ACancelledRankEndsTheStepOfTheOthers) {
   const RealModel real = Mlp();
   RunRanks(2, [&](Communicator& c) {

@@ -53,6 +53,12 @@ def test_feeds_that_do_not_fit_are_no_failure():
     with pytest.raises(ValueError, match="labels"):
         opened.step({"x": GOOD["x"]})
     assert opened.failures["failed"] == 0
+    for policy in ("skip", "retry"):
+        opened = session(on_failure=policy)
+        with pytest.raises(ValueError, match="int64.3."):  # one label too few
+            opened.step(GOOD | {"labels": GOOD["labels"][:3]})
+        assert opened.failures["failed"] == opened.failures["retried"] == 0
+        assert opened.step(GOOD) == session().step(GOOD)
 
 
 def test_an_early_commit_is_given_up_with_an_undo():
