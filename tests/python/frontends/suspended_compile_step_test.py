@@ -197,7 +197,7 @@ def test_accumulates(scope):
         assert torch.equal(states[1][name], value)
 
 
-def test_refuses_what_does_not_fit(step, scope, tmp_path):
+def test_restores_the_random_state_and_refuses_what_does_not_fit(step, scope, tmp_path):
     _, _, step, _ = step
     batch = scope["batch"]
     with pytest.raises(ValueError, match="nothing to save"):
@@ -207,8 +207,13 @@ def test_refuses_what_does_not_fit(step, scope, tmp_path):
     (tmp_path / "text").write_text("no checkpoint")
     with pytest.raises(ValueError, match="text': a header of"):
         step.restore(tmp_path / "text", *batch(0))
-    step(*batch(0))
+    data = batch(0)
+    step(*data)
     step.save(tmp_path / "step")
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    step.restore(tmp_path / "step", *data)
+    assert torch.equal(torch.rand(3), drawn)
     other = torch.nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(other.parameters())
     stranger = caesura.compile_step(other, torch.nn.functional.cross_entropy, optimizer)

@@ -26,6 +26,7 @@ BY_DESIGN = {
 FALLBACKS = {
     "multinomial": lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)),
     "normal of tensors": lambda h: h + torch.normal(h.detach(), h.detach().exp()), "poisson": lambda h: h * torch.poisson(h.detach().exp()),
+    "of values, then of a shape": lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)) + h * torch.rand_like(h),
     "binomial": lambda h: h * torch.binomial(torch.full((3, 4), 5.0), h.detach().sigmoid()),
     "rrelu": lambda h: F.rrelu(h, training=True),
 }
