@@ -29,16 +29,17 @@ class ParameterEffects : public ::testing::Test {
       w_now = test.Accumulate (w, y)
       v_now = test.Accumulate (v, y)
     })");
-    auto made = PreparedGraph::Create(std::move(model), providers,
-                                      {.parameters = {"v", "w"}, .plan = {.threads = 1}});
-    ASSERT_TRUE(made.ok()) << made.status().ToString();
-    graph_ = *std::move(made);
     parameters_ = {};
     for (const char* name : {"v", "w"}) {
       const Tensor ones = Tensor::Of<float>(Shape{2}, {1, 1});
       const bool is_host = providers[0]->device().is_host();
       parameters_.Add(name, is_host ? ones : CopyToDevice(ones, *providers[0]).value());
     }
+    auto made = PreparedGraph::Create(
+        std::move(model), providers,
+        {.parameters = {"v", "w"}, .parameter_set = &parameters_, .plan = {.threads = 1}});
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    graph_ = *std::move(made);
   }
   // A run whose kernel call `fails` fails; -1: none does.
   ParameterEffect AfterRun(int fails, bool logged) {
