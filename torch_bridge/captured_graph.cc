@@ -151,24 +151,24 @@ void CapturedGraph::AddOperator(const std::string& name, const std::string& over
 
 namespace {
 
-int64_t Checked(bool overflows, int64_t result) {
-  TORCH_CHECK(!overflows, "a size does not fit into 64 bits");
-  return result;
-}
+constexpr char kTooLarge[] = "a size does not fit into 64 bits";
 
 int64_t Times(int64_t a, int64_t b) {
   int64_t result = 0;
-  return Checked(__builtin_mul_overflow(a, b, &result), result);
+  TORCH_CHECK(!__builtin_mul_overflow(a, b, &result), kTooLarge);
+  return result;
 }
 
 int64_t Difference(int64_t a, int64_t b) {
   int64_t result = 0;
-  return Checked(__builtin_sub_overflow(a, b, &result), result);
+  TORCH_CHECK(!__builtin_sub_overflow(a, b, &result), kTooLarge);
+  return result;
 }
 
 int64_t Sum(int64_t a, int64_t b) {
   int64_t result = 0;
-  return Checked(__builtin_add_overflow(a, b, &result), result);
+  TORCH_CHECK(!__builtin_add_overflow(a, b, &result), kTooLarge);
+  return result;
 }
 
 // Rounded down, as Python does. The processor ends the process where it divides by 0, or the least
