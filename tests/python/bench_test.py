@@ -59,7 +59,7 @@ def test_spread_and_losses():
     assert statistics.largest_difference([float("nan")], [1.0]) == float("inf")
 
 
-def _work(stdin, stdout, stderr, arguments, environment):
+def _work(stdin, stdout, stderr, module, arguments, environment):
     import torch
     for number, end in enumerate((stdin, stdout, stderr)):
         os.dup2(end.fileno(), number)
@@ -68,20 +68,22 @@ def _work(stdin, stdout, stderr, arguments, environment):
     threads = int(environment["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv[:], sys.stdin = ["worker", *arguments], open(0, closefd=False)
-    runpy.run_module("caesura.bench.worker", run_name="__main__")
+    runpy.run_module(module, run_name="__main__")
 
 
 class Forked:
     """A worker as subprocess.Popen starts it, but in a fork of the tests' server, which spares five seconds of imports."""
 
     def __init__(self, command, *, stderr, env, **_):
-        assert command[:3] == [sys.executable, "-m", "caesura.bench.worker"]
+        python, _, module, *arguments = command
+        assert python == sys.executable
         processes_of = context()
         theirs_in, ours_in = processes_of.Pipe(duplex=False)
         ours_out, theirs_out = processes_of.Pipe(duplex=False)
         log = multiprocessing.connection.Connection(os.dup(stderr.fileno()))
-        self._process = processes_of.Process(target=_work, args=(theirs_in, theirs_out, log, command[3:], env))
+        self._process = processes_of.Process(target=_work, args=(theirs_in, theirs_out, log, module, arguments, env))
         self._process.start()
         self.stdin, self.stdout = os.fdopen(os.dup(ours_in.fileno()), "w"), os.fdopen(os.dup(ours_out.fileno()))
         for end in (theirs_in, ours_in, ours_out, theirs_out, log):
