@@ -37,7 +37,7 @@ def run(path, report, log, cwd, environment):
 
 
 def main(jobs, reports, files):
-    from fork_server import context, cpu_seconds
+    from fork_server import context, cpu_seconds, stop
     processes, running, failed, spent = context(), {}, [], 0.0
     waiting = sorted(files, key=lambda path: (pathlib.Path(path).stem in FIRST, os.path.getsize(path)))
     while waiting or running:
@@ -58,6 +58,7 @@ def main(jobs, reports, files):
                 print(pathlib.Path(log).read_text(errors="replace"), flush=True)
             if process.exitcode:
                 failed.append(path)
+    stop()
     print(f"{len(files)} files of Python tests in {spent / 60:.1f} CPU-min, {len(failed)} failed {' '.join(failed)}")
     return 1 if failed else 0
 
