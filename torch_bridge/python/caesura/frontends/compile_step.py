@@ -469,7 +469,9 @@ class CompiledStep(Suspendable, Ranked):
                 raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
             except BackendCompilerFailed as error:
                 inner = error.inner_exception
-                if isinstance(inner, (StepRefused, FailsInBackward)):
+                if isinstance(inner, FailsInBackward):
+                    raise RuntimeError(str(inner)) from None
+                if isinstance(inner, StepRefused):
                     raise inner from None
                 if "internal overlap" in str(inner):
                     raise StepRefused("the step cannot be one program:\n  it writes to a tensor whose elements share memory, as those of "
