@@ -152,7 +152,7 @@ def python_command(*arguments):
 
 
 def run_stage(command, environment, number: int, tree: pathlib.Path, log: pathlib.Path, limit: float):
-    """What a stage has found: the name of a test, or a word for how it ended; None where all tests pass."""
+    """What a stage has found: the name of a test, or how it ended; None where all tests pass."""
     environment = os.environ | {
         "CAESURA_FAULT": str(number), "GTEST_FAIL_FAST": "1", "GTEST_BRIEF": "1", "OMP_WAIT_POLICY": "passive",
         "PATH": f"{tree}/build/bin:{os.environ['PATH']}", "PYTHONPATH": f"{tree}/build/python"} | environment
@@ -165,14 +165,15 @@ def run_stage(command, environment, number: int, tree: pathlib.Path, log: pathli
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"no end after {limit:.0f} s"
+    text = log.read_text(errors="replace")
     if code == 0:
-        return None
-    return failed_test(log.read_text(errors="replace")) or f"exit {code}"
+        return "no test fits the filter" if "] 0 tests from" in text else None
+    return failed_test(text) or f"exit {code}"
 
 
 def failed_test(output: str) -> str:
     """The first test that failed, as the output of GoogleTest, pytest, ctest or a sanitizer names it."""
-    patterns = (r"^(?:FAILED|ERROR) (tests/\S+)", r"\[  FAILED  \] ([\w/.<>]+)", r"^(WARNING: ThreadSanitizer: [\w -]+)",
+    patterns = (r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", r"\[  FAILED  \] ([\w/.<>]+)", r"^(WARNING: ThreadSanitizer: [\w -]+)",
                 r"^==\d+==ERROR: (AddressSanitizer: [\w-]+)", r"^(\S+: runtime error: .{0,60})", r"^\s+\d+ - (\w+) \(")
     for pattern in patterns:
         if found := re.search(pattern, output, re.M):

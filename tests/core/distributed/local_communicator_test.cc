@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <future>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -20,6 +22,19 @@ TEST(LocalCommunicator, DoesWhatEveryCommunicatorDoes) {
   for (const int size : {1, 2, 4}) {
     for (const RankCheck& check : RankChecks()) {
       RunRanks(size, [&](Communicator& c) { EXPECT_EQ(check.body(c), "") << check.name; });
+    }
+  }
+}
+
+TEST(LocalCommunicator, ANaNOfAnyRankIsTheExtreme) {
+  for (const int nan_rank : {0, 1}) {
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      RunRanks(2, [&](Communicator& c) {
+        float value = c.rank() == nan_rank ? std::numeric_limits<float>::quiet_NaN() : 1;
+        auto work = c.Start(Collective::AllReduce(DType::kFloat32, &value, 1, op));
+        ASSERT_TRUE((*work)->Wait(Clock::now() + seconds(60)).ok());
+        EXPECT_TRUE(std::isnan(value)) << "NaN of rank " << nan_rank;
+      });
     }
   }
 }

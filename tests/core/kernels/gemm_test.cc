@@ -62,6 +62,18 @@ void ExpectBroadcastProduct() {
   }
 }
 
+// As many columns as each instruction set takes in strips of each width, and a rest.
+TEST(MatMul, TakesWideRowsInDouble) {
+  const Tensor a = SmallNumbers<double>({5, 7}), b = SmallNumbers<double>({7, 61}),
+               y = MatMulOf(a, b);
+  for (int64_t e = 0; e < y.elements(); ++e) {
+    double sum = 0;
+    for (int64_t p = 0; p < 7; ++p)
+      sum += a.data<double>()[e / 61 * 7 + p] * b.data<double>()[p * 61 + e % 61];
+    ASSERT_EQ(y.data<double>()[e], sum) << e;
+  }
+}
+
 TEST(MatMul, BroadcastsBatches) {
   ExpectBroadcastProduct<float>();
   ExpectBroadcastProduct<double>();

@@ -121,6 +121,14 @@ TEST(PluginProvider, CompilesOncePerShapeAndThreadsShareIt) {
   EXPECT_EQ(CountsOfTestProvider()[kRuns] - before[kRuns], 240);
 }
 
+TEST(PluginProvider, ShapesOfEqualSizeAreCompiledApart) {
+  auto session = SessionOf("(float[N, M] x) => (float[N, M] y) { a = Add (x, x) y = Relu (a) }",
+                           WithTestProvider());
+  for (const Shape& shape : {Shape{2, 3}, Shape{3, 2}, Shape{2, 3}}) {
+    EXPECT_EQ(session->Run({{"x", Ramp(shape)}}).value()[0].tensor().shape(), shape);
+  }
+}
+
 TEST(PluginProvider, OneCompiledPartMayServeAllShapes) {
   const TestProviderCounts before = CountsOfTestProvider();
   auto session = SessionOf("(float[N] x) => (float[N] y) { a = Add (x, x) y = Relu (a) }",

@@ -107,6 +107,9 @@ static CaesuraStatus* ComputePositive(void* instance, void* run, CaesuraContext*
   (void)instance;
   CaesuraTensor x, y;
   void* kept;
+  CaesuraStatus* beyond = api->op->input(context, api->op->input_count(context), &x);
+  if (beyond == NULL) return api->make_status(CAESURA_INTERNAL, "an input too many was given");
+  api->release_status(beyond);
   CaesuraStatus* failed = api->op->input(context, 0, &x);
   if (failed == NULL) failed = api->op->scratch(context, (size_t)Count(&x) * sizeof(float), &kept);
   if (failed != NULL) return failed;

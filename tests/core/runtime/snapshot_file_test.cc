@@ -237,6 +237,7 @@ TEST_F(NoSnapshot, TensorsThatAreNotThereOrTooLarge) {
   EXPECT_THAT(Error(set("tensor", "state/99")).message(), HasSubstr("no tensor 'state/99'"));
   EXPECT_THAT(Error(set("tensor", "parameter/w")).message(), HasSubstr("no tensor"));
   EXPECT_THAT(Error(set("shape", {4, 4})).message(), HasSubstr("another number of elements"));
+  EXPECT_THAT(Error(set("shape", {1})).message(), HasSubstr("another number of elements"));
   EXPECT_EQ(Error(set("shape", {1ll << 40, 1ll << 40})).code(), StatusCode::kInvalidModel);
   EXPECT_EQ(Error(set("shape", {-4, 3})).code(), StatusCode::kInvalidModel);
   EXPECT_EQ(Error(set("strings", {"a"})).code(), StatusCode::kInvalidModel);

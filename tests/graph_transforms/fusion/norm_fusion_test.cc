@@ -99,5 +99,11 @@ TEST(NormFusionPass, AMeanOverAnotherAxisStays) {
   EXPECT_TRUE(Fused(*SessionOf(NormCases()[2], last, {})));
 }
 
+TEST(NormFusionPass, AMeanOfAnotherProductStays) {
+  const char* mean =
+      "z = Exp (x) q = Mul (x, z) m = ReduceMean (q, last) v = Add (m, tiny) s = Sqrt (v) ";
+  EXPECT_FALSE(Fused(*SessionOf(NormCases()[2], mean, {})));
+}
+
 }  // namespace
 }  // namespace caesura

@@ -57,6 +57,14 @@ TEST_F(YieldInsertion, HandsOutputsOutAndTakesGradientsIn) {
   ExpectValid();
 }
 
+TEST_F(YieldInsertion, InputsOfOneGradientHaveOutputsOfTheirOwn) {
+  Load("(float[2] a, float[2] b) => (float[2] y)", "s = Add(a, b) y = Tanh(s)");
+  ASSERT_TRUE(BuildModuleGraph(*graph_, {.parameters = {}, .inputs = {"a", "b"}}).ok());
+  ASSERT_EQ(graph_->outputs().size(), 2u);
+  EXPECT_NE(graph_->outputs()[0], graph_->outputs()[1]);
+  ExpectValid();
+}
+
 TEST_F(YieldInsertion, OutputsThatNoGradientComesInFor) {
   Load("(float[2] x, float[2] z) => (float[2] y, int64[1] s, float[2] e)",
        "y = Sin(x) s = Shape(x) e = Exp(z)");

@@ -137,6 +137,15 @@ TEST_F(CudaGather, AnIndexOutsideIsReported) {
         Run(graph, {Ramp(Shape{3, 2}), Tensor::Of<int64_t>({3}, {0, wrong, 1})}, {cuda, cpu});
     EXPECT_THAT(got.status().message(), HasSubstr("an index is outside [-4, 4)"));
   }
+  const auto elements = GraphOf(
+      "(float[4, 2] x, int64[1, 2] at) => (float[1, 2] y) { y = GatherElements <axis = 0> (x, at) "
+      "}");
+  ASSERT_NE(elements, nullptr);
+  for (int64_t wrong : {4, -5}) {
+    const auto got =
+        Run(elements, {Ramp(Shape{4, 2}), Tensor::Of<int64_t>({1, 2}, {0, wrong})}, {cuda, cpu});
+    EXPECT_THAT(got.status().message(), HasSubstr("outside [-4, 4)"));
+  }
 }
 
 TEST_F(CudaGather, GathersInPiecesAndByElement) {

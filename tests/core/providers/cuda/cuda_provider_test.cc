@@ -111,6 +111,7 @@ TEST_F(CudaProvider, ALimitOfMemoryIsKept) {
   EXPECT_EQ(refused.status().code(), StatusCode::kProviderFailure);
   EXPECT_THAT(refused.status().message(), HasSubstr("no memory for 100 bytes beside 1000 in use: "
                                                     "the provider's limit is 1024"));
+  EXPECT_TRUE(provider->allocator().Allocate(24).ok()) << "bytes that were refused do not count";
 }
 
 // Bytes at any place, of any number, in more copies than one launch takes.
