@@ -304,10 +304,8 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  if (parameters_inconsistent_) {
-    return InvalidArgument("an earlier step or Restore failed in the middle of its writes: " +
-                           WayBack());
-  }
+  if (parameters_inconsistent_)
+    return InvalidArgument("an earlier step or Restore failed midway: " + WayBack());
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;
@@ -337,15 +335,14 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 
 Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
-  const bool updates = waiting_.updates;
-  const std::optional<uint64_t> seed = waiting_.seed;
-  waiting_.run->started.state->set_deadline(deadline_);
-  Program& program = updates ? *update_ : *accumulate_;
+  auto waiting = std::exchange(waiting_, {});
+  waiting.run->started.state->set_deadline(deadline_);
+  Program& program = waiting.updates ? *update_ : *accumulate_;
   Result<double> loss =
-      EndRun(updates, program.Resume(std::exchange(waiting_, {}).run, std::move(observers),
-                                     std::exchange(suspend_at_, INT_MAX)));
-  if (suspended()) waiting_.seed = seed;
-  else if (!loss.ok() && !next_seed_) next_seed_ = seed;
+      EndRun(waiting.updates, program.Resume(std::move(waiting.run), std::move(observers),
+                                             std::exchange(suspend_at_, INT_MAX)));
+  if (suspended()) waiting_.seed = waiting.seed;
+  else if (!loss.ok() && !next_seed_) next_seed_ = waiting.seed;
   return loss;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");

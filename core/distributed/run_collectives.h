@@ -34,7 +34,7 @@ class RunCollectives {
   Status Run(const Collective& collective);
   // A number that Agree sums over all ranks.
   void Share(double number) { number_ = number; }
-  // Of this run alone; the flag itself may be that of others, too.
+  // Raises the flag for this run only: other runs may share the flag itself.
   void RaiseFlag() { raises_flag_ = true; }
   // Comes back once all ranks have come to it: every rank has the results of all collectives
   // before it.
