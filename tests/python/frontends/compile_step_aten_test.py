@@ -150,8 +150,6 @@ def test_factorisations_check_themselves():
         assert step(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
     for p, q in zip(module.parameters(), other.parameters()):
         torch.testing.assert_close(p, q)
-    if torch.__version__ < "2.13":
-        pytest.skip("the traces of PyTorch 2.12 leave the check out, for torch.compile too")
     bad = Factorises(-1.0)
     with pytest.raises(Exception, match="not positive-definite"):
         caesura.compile_step(bad, None, torch.optim.SGD(bad.parameters(), lr=1.0))(x, y)

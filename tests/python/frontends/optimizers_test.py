@@ -3,6 +3,7 @@
 
 The short test runs float32; CAESURA_LONG runs all dtypes and uses."""
 
+import copy
 import os
 import pathlib
 import re
@@ -44,3 +45,19 @@ def test_muon_by_unclamped_sides(sides):
     rows, columns = sides
     expected = muons_step(rows, columns, "original", 0.01 * min(1, rows / columns) ** 0.5)
     torch.testing.assert_close(muons_step(rows, columns, "spectral_unclamped", 0.01), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")  # before PyTorch 2.15, which overwrites the momentum
+def test_muons_momentum_in_bfloat16_is_the_installed_ones():
+    torch.manual_seed(0)
+    module = torch.nn.Linear(4, 3, bias=False).bfloat16()
+    other, x = copy.deepcopy(module), torch.randn(8, 4).bfloat16()
+    first, second = (torch.optim.Muon(m.parameters(), lr=0.1, nesterov=False) for m in (module, other))
+    step = caesura.compile_step(other, torch.nn.functional.mse_loss, second)
+    for _ in range(3):
+        torch.nn.functional.mse_loss(module(x), torch.ones(8, 3).bfloat16()).backward()
+        first.step()
+        first.zero_grad()
+        step(x, torch.ones(8, 3).bfloat16())
+    # PyTorch rounds each product of the update to bfloat16, and ours are of float32.
+    torch.testing.assert_close(other.weight, module.weight, rtol=0, atol=0.01)

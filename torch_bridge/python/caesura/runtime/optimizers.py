@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's optimizers as update ops that share the optimizer's state, or in PyTorch on gradients of ours."""
 
+import functools
 import inspect
 import weakref
 from dataclasses import dataclass, field
@@ -417,11 +418,29 @@ def _no_recipe(optimizer):
         return "its option differentiable"
     if any(group.get("adjust_lr_fn") not in (None, "original", *_MUON_RATES) for group in optimizer.param_groups):
         return "its option adjust_lr_fn"
+    if type(optimizer) is torch.optim.Muon and _has_overwritten_momentum(optimizer):
+        return "its momentum in bfloat16, which this PyTorch overwrites"
     if _UPDATES[type(optimizer)].is_real and any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
         return "complex parameters"
     held = next((dtypes for dtypes in _scalar_dtypes(optimizer) if dtypes not in ({torch.float32}, {torch.float64})), None)
     names = ", ".join(_UPDATES[type(optimizer)].scalars)
     return f"its state {names} has the dtypes {', '.join(sorted(map(str, held)))} in one group" if held else None
+
+
+def _has_overwritten_momentum(muon) -> bool:
+    """True if PyTorch overwrites a momentum of the optimizer by the update that it makes from it, as it does before 2.15."""
+    return any(not group["nesterov"] and any(p.dtype == torch.bfloat16 for p in group["params"])
+               for group in muon.param_groups) and _overwrites_momentum()
+
+
+@functools.cache
+def _overwrites_momentum() -> bool:
+    with torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.zeros((1, 1), dtype=torch.bfloat16, device="cpu"))
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.Muon([parameter], momentum=0.75, nesterov=False)
+        optimizer.step()
+    return optimizer.state[parameter]["momentum_buffer"].item() != 0.25
 
 
 def _default_scalar():
