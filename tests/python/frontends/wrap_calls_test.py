@@ -83,6 +83,29 @@ def test_several_outputs_some_of_them_unused_or_without_gradients():
     assert torch.equal(out[1], module(x)[1])
 
 
+def test_each_output_has_parameters_of_its_own():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.first(x).tanh(), self.second(x).tanh()
+
+    module, x = Two(), torch.randn(4, 3)
+    wrapped = caesura.wrap(module)
+    for chosen, other in (1, module.first), (0, module.second):
+        module.zero_grad()
+        wrapped(x)[chosen].sum().backward()
+        found = {name: p.grad for name, p in module.named_parameters()}
+        assert other.weight.grad is None and other.bias.grad is None
+        module.zero_grad()
+        module(x)[chosen].sum().backward()
+        for name, p in module.named_parameters():
+            assert (p.grad is None) == (found[name] is None), name
+            assert p.grad is None or torch.allclose(p.grad, found[name], atol=1e-6), name
+
+
 def test_saved_tensors_go_through_the_users_hooks():
     module = Net()
     wrapped, x = caesura.wrap(copy.deepcopy(module)), torch.randn(3, 6)
