@@ -239,6 +239,7 @@ Module::Program Module::ProgramFor(Variant variant) {
   split.trainable = options_.trainable;
   split.frozen = options_.frozen;
   split.training = variant.training;
+  split.unbiased_statistics = true;  // as those of torch::nn are
   split.inputs = variant.wanted;
   split.providers = ProvidersOn(variant.device);
   split.gradients_on_device = split.predictions_on_device = !variant.device.is_host();

@@ -136,7 +136,8 @@ Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
   RETURN_IF_ERROR(SwitchToEvaluation(*evaluation.graph));
   std::vector<StatisticUpdate> updates;
   if (options.training) {
-    ASSIGN_OR_RETURN(updates, SwitchToTraining(*model.graph));
+    ASSIGN_OR_RETURN(updates, SwitchToTraining(*model.graph, {.unbiased_statistics =
+                                                                  options.unbiased_statistics}));
   }
   parameters_ = std::make_shared<ParameterSet>();
   AddParameters(*model.graph, program->parameters, parameters_.get());

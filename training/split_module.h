@@ -30,6 +30,8 @@ struct SplitModuleOptions : TrainableOptions {
   // Batch statistics and dropout in Forward; false: the model as it is, with running statistics and
   // without dropout.
   bool training = true;
+  // As StepOptions has it.
+  bool unbiased_statistics = false;
   ProviderList providers;  // empty: the CPU provider
   bool fallback = true;  // whether a failing provider is replaced; see SplitModule::DisableFallback
   // True leaves the gradients that Backward returns in the memory of the device that makes them;

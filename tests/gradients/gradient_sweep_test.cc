@@ -88,7 +88,8 @@ void ExpectFusedMatchesDouble(DType narrow, double tolerance) {
     ExpectNear(found, expected.gradients, tolerance);
     fused += found.fused ? 1 : 0;
   }
-  EXPECT_GE(fused, 90);
+  EXPECT_GE(fused,
+            85);  // fewer in bfloat16: the gradient's Sign reads a Shrink, which has no bfloat16
   std::cout << fused << " cases with fused nodes\n";
 }
 
