@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
 from caesura.cache import disk, graph_calls  # noqa: E402
+from caesura.capture import frames  # noqa: E402
 from caesura.frontends import wrap as wrapping  # noqa: E402
 from call_cache_test import file_of_the_graph, numbers_in  # noqa: E402
 from fork_server import Program  # noqa: E402
@@ -27,9 +28,11 @@ from wrap_test import Net  # noqa: E402
 def traced(run) -> int:
     """Counts the graphs that Dynamo traces while `run` runs, as in a new process."""
     count, original = [], wrapping.torch_backend
+    counting = lambda *a, **k: count.append(1) or original(*a, **k)  # noqa: E731
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrapping, "torch_backend", lambda *a, **k: count.append(1) or original(*a, **k))
+        patch.setattr(wrapping, "torch_backend", counting)
+        patch.setattr(frames, "_backends", [*frames._backends, (counting, True)])  # whose captures are ours
         run()
     return len(count)
 

@@ -90,6 +90,7 @@ DRAWS = {
     "dropout of channels": lambda self, x: F.dropout2d(self.net(x)[..., None, None], 0.5).square().mean(),
     "alpha dropout": lambda self, x: F.alpha_dropout(self.net(x), 0.5, True).square().mean(),
     "gumbel": lambda self, x: (F.gumbel_softmax(self.net(x), tau=0.7, hard=True) - x).square().mean(),
+    "gumbel and a gradient": lambda self, x: F.gumbel_softmax(self.net(x), hard=True).square().mean() + penalised(self, x),
     "bernoulli": lambda self, x: (torch.bernoulli(self.net(x).sigmoid()) - self.net(x)).square().mean(),
     "reparametrised": lambda self, x: torch.distributions.Normal(self.net(x), 1.0).rsample().square().mean(),
     "no generator": lambda self, x: (self.net(x) * torch.randn(2, generator=None)).square().mean(),

@@ -49,14 +49,19 @@ def _faking():
         select: lambda mode, _, x, mask: theirs(mode, select, *torch.broadcast_tensors(x, mask)), power: of_bools})
 
 
-_theirs = torch.nn.functional.linear_cross_entropy
-# Another function with the same code, so that Dynamo does not replace it by its polyfill again.
-_in_one_piece = types.FunctionType(_theirs.__code__, _theirs.__globals__, _theirs.__name__)
-_in_one_piece.__kwdefaults__ = _theirs.__kwdefaults__
+def _same_code(function):
+    """Another function with the same code, which Dynamo traces: it has no entry for it in its tables."""
+    other = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    other.__kwdefaults__ = function.__kwdefaults__
+    return other
+
+
+_in_one_piece = _same_code(torch.nn.functional.linear_cross_entropy)
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
-    _theirs: _linear_cross_entropy,
+    torch.nn.functional.gumbel_softmax: _same_code(torch.nn.functional.gumbel_softmax),  # its detach() is a stop in the graph
+    torch.nn.functional.linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 }
 _batch_norm = BatchNorm.forward

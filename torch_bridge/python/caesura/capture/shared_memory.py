@@ -135,7 +135,8 @@ class SharedMemory:
             made = torch.empty_strided(given.size(), given.stride(), dtype=given.dtype, device=given.device)
             return made.requires_grad_(self.tracks(given)) if given.is_floating_point() or given.is_complex() else made
 
-        with tensor.fake_mode, torch.set_grad_enabled(recording):
+        sizes = tensor.fake_mode.shape_env  # a size that depends on values would be another symbol here
+        with tensor.fake_mode, sizes.ignore_fresh_unbacked_symbols(), torch.set_grad_enabled(recording):
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
             args, kwargs = tree_map_only(torch.Tensor, like, (args, kwargs))
             found = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)

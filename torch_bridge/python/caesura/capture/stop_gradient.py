@@ -84,9 +84,14 @@ def record(graph: torch.fx.GraphModule):
     graph.recompile()
 
 
+def adds_detaches(graph: torch.fx.GraphModule) -> bool:
+    """True if a trace of Dynamo's graph has detaches that are not the forward's: autograd adds them after results that it
+    saves, and nested tensors within their operators."""
+    return takes_gradients(graph) or any(t.is_nested for node in graph.graph.nodes for t in tensors_of(node))
+
+
 def drop_detached(module: torch.fx.GraphModule):
-    """Removes the detaches without a mark, which are not the forward's: autograd adds them after results that it saves, and
-    nested tensors within their operators."""
+    """Removes the detaches without a mark, which are not the forward's where adds_detaches()."""
     for node in module.graph.find_nodes(op="call_function", target=aten.detach.default):
         if not _is_marked(node):
             node.replace_all_uses_with(node.args[0])

@@ -31,7 +31,7 @@ from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.capture.stop_gradient import (FailsInBackward, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
+from caesura.capture.stop_gradient import (FailsInBackward, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
                                            sparse_inputs, takes_gradients)
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
@@ -312,6 +312,7 @@ class CompiledStep(Suspendable, Ranked):
         if devices - {CPU}:
             take_attention(graph, own_dropout=True)
         captured, table = [], decompositions(KEPT)
+        has_more = any(map(adds_detaches, parts_of(graph)))
         if differentiates:
             record(graph)
             table |= get_decompositions(DECOMPOSED_TWICE)
@@ -323,7 +324,8 @@ class CompiledStep(Suspendable, Ranked):
             left = lay_arguments(module.graph, past_views=False)
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")
-            drop_detached(module)
+            if has_more:
+                drop_detached(module)
             captured.append((in_pairs(module, real_inputs=True), metadata))
             return module.forward
 
