@@ -59,6 +59,8 @@ def check(module, batches, loss_of, session, feeds_of, zero_gradient):
         scale = max(np.abs(double).max(), 1e-30)
         distance = np.abs(own - double).max() / scale
         allowed = max(3 * np.abs(reference - double).max() / scale, 1e-4)
+        if name.endswith("running_var"):  # ONNX keeps the biased variance: 1 / n less, of n >= 1,024 elements
+            allowed += 1 / 1024
         assert distance <= allowed, f"{name}: {distance} from float64, PyTorch's own float32 is at {allowed / 3}"
 
 

@@ -113,10 +113,10 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: 
         # Autograd knows. Dynamo's tensors have no values, but their gradients.
         leaves = {i: t for i, node in enumerate(inputs) for t in tensors_of(node) if t.is_leaf and t.requires_grad}
         try:
-            with value.fake_mode:
+            with value.fake_mode, value.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
                 gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
             return {i for i, gradient in zip(leaves, gradients) if gradient is not None}
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # AssertionError: of tensors that PyTorch made without its fake mode
             if "modified by an inplace operation" in str(error):
                 raise FailsInBackward(str(error)) from None
             logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
