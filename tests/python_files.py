@@ -9,6 +9,7 @@ a file is printed when it ends, with the CPU seconds since the last one's end, w
 status is 1 if a file failed.
 """
 
+import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
@@ -28,6 +29,7 @@ FIRST = ("modules_test", "operators_test", "examples_test", "bench_test", "code_
 def run(path, report, log, cwd, environment):
     """The body of a file's process."""
     import pytest
+    multiprocessing.set_start_method(None, force=True)  # a data loader's workers are forks, as outside of a fork server
     from fork_server import settle
     settle(cwd, environment, log, log)
     sys.argv[:] = ["pytest", path]

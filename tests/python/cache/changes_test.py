@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
+from caesura.capture import frames  # noqa: E402
 from caesura.frontends import wrap as wrapping  # noqa: E402
 from changes import CALLS, CHANGES, Net, difference, outcome  # noqa: E402
 from fork_server import Program  # noqa: E402
@@ -24,6 +25,7 @@ def sweep(recalls: bool) -> dict:
     names = [*CHANGES, *CALLS][::1 if os.environ.get("CAESURA_LONG") else 6]
     count, original = [], wrapping.torch_backend
     wrapping.torch_backend = lambda *a, **k: count.append(1) or original(*a, **k)
+    frames.watch(wrapping.torch_backend, runs_eager=True)
     x, found = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)), {}
     for name in (name for name in names if recalls or name not in UNGUARDED):
         torch.manual_seed(0)

@@ -32,7 +32,7 @@ def traced(run) -> int:
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wrapping, "torch_backend", counting)
-        patch.setattr(frames, "_backends", [*frames._backends, (counting, True)])  # whose captures are ours
+        frames.watch(counting, runs_eager=True)
         run()
     return len(count)
 

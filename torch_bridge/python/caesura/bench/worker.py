@@ -115,7 +115,7 @@ def main() -> int:
         else:
             serve(module, system, folder, job, say)
         return 0
-    except Exception as error:  # noqa: BLE001: whatever a peer raises is its answer
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises is its answer
         say({"error": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
         return 1
 

@@ -222,8 +222,10 @@ def _reduce(self):
     return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._calls.module,)
 
 
-def _is_wrapped(module) -> bool:
-    return isinstance(vars(type(module)).get("_calls"), _Calls)
+def _calls_of(module):
+    """The calls of a wrapped module; None for others."""
+    calls = vars(type(module)).get("_calls")
+    return calls if isinstance(calls, _Calls) else None
 
 
 def _with_module(parallel, module):
@@ -274,10 +276,11 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")
-    if _is_wrapped(module):
-        if dynamic is None or dynamic == type(module)._calls.dynamic:
+    calls = _calls_of(module)
+    if calls is not None:
+        if dynamic is None or dynamic == calls.dynamic:
             return module
-        module = type(module)._calls.module
+        module = calls.module
     if isinstance(module, DistributedDataParallel):
         return _with_module(module, wrap(module.module, dynamic=dynamic))
 
