@@ -24,7 +24,8 @@ def decompositions(kept) -> dict:
 @functools.lru_cache(maxsize=1)
 def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
     return {target: function for target, function in core_aten_decompositions().items()
-            if target is not _WRONG and target.namespace != "caesura"} | {aten._weight_norm_interface.default: _weight_norm}
+            if target is not _WRONG and target.namespace != "caesura"} | {
+        aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss}
 
 
 def _registered() -> tuple:
@@ -46,6 +47,20 @@ def _weight_norm(v, g, dim=0):
     return v * (g / norm.to(g.dtype)), norm
 
 
+def _multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
+    """PyTorch's decomposition lets a gradient pass at the margin, and hands NaN on; its kernel does neither."""
+    global_decomposition_table["post_autograd"][aten.multi_margin_loss.default](x, target, p, margin, weight)  # for its checks
+    rows, labels = torch.atleast_2d(x), target.reshape(-1, 1)
+    distance = margin - rows.gather(1, labels) + rows
+    counts = (distance > 0) & (labels != torch.arange(rows.shape[1], device=x.device))
+    each = torch.where(counts, distance, 0)
+    each = each if p == 1 else each * each
+    each = each if weight is None else each * torch.atleast_1d(weight)[labels]
+    if reduction == 0:
+        return each.mean(1).reshape(target.shape)
+    return each.mean() if reduction == 1 else each.sum() / rows.shape[1]
+
+
 def _dropout(x, p, train):
     """PyTorch's decomposition draws with p = 1, and copies x where nothing is dropped."""
     if not train or p == 0 or x.numel() == 0:
@@ -56,6 +71,7 @@ def _dropout(x, p, train):
 @contextlib.contextmanager
 def _corrected():
     with with_kernel(_WRONG, DispatchKey.Autograd, None), \
+            with_kernel(aten.multi_margin_loss.default, DispatchKey.Autograd, _multi_margin_loss), \
             with_kernel(aten.dropout.default, DispatchKey.CompositeImplicitAutograd, _dropout), \
             with_kernel(aten.dropout.default, DispatchKey.Autograd, _dropout):
         yield
