@@ -53,6 +53,8 @@ REDUCTIONS = {name: (lambda x, f=getattr(torch, name): f(x, dim=1)) for name in 
     "max pool": lambda x: F.max_pool1d(x, 2), "average pool": lambda x: F.avg_pool1d(x, 2), "normalize": lambda x: F.normalize(x, dim=1),
     "layer_norm": lambda x: F.layer_norm(x, (4,)), "rms_norm": lambda x: F.rms_norm(x, (4,)),
     "adaptive max pool": lambda x: F.adaptive_max_pool1d(x, 3), "cosine": lambda x: F.cosine_similarity(x, x.flip(1)),
+    "max of all with NaN": lambda x: x[:1].max(), "min of all with NaN": lambda x: x[:1].min(),
+    "max of all with ties": lambda x: x[-7].max(),
     "multi_margin_loss": lambda x: F.multi_margin_loss(x, torch.arange(len(ROWS)) % 4, reduction="none"),
     "multi_margin_loss of squares": lambda x: F.multi_margin_loss(x, torch.arange(len(ROWS)) % 4, p=2, reduction="none"),
     "all of": lambda x: (x > 0).all(1), "max of all": lambda x: x[-1].max() * x[:, 0], "median of all": lambda x: x[-1].median() * x[:, 0],

@@ -283,6 +283,25 @@ def std_mean(w, node, x, axes, correction, keepdim):
 
 # --- choices -------------------------------------------------------------------------------------------------
 
+@_conventional(aten.max.default, aten.min.default)
+def extreme(w, node, x):
+    """NaNs share the gradient, as ties do. Those of amax do not."""
+    dtype, shape = result(node)
+    op_type, least = ("ReduceMax", -math.inf) if node.target == aten.max.default else ("ReduceMin", math.inf)
+
+    def over_all(reduction, value):
+        return reduce(w, reduction, value, list(range(x.rank)), False, dtype, shape)
+
+    if not dtype.is_floating_point:
+        return over_all(op_type, x)
+    m = _Math(w, dtype, x.shape)
+    is_nan = m.test("IsNaN", x)
+    count = over_all("ReduceSum", w.cast(is_nan, dtype))
+    nans = w.make("Div", [over_all("ReduceSum", m.op("Where", is_nan, x, 0)), count], dtype, shape)
+    some = w.make("Greater", [count, w.constant(0, dtype)], torch.bool, shape)
+    return w.make("Where", [some, nans, over_all(op_type, m.op("Where", is_nan, least, x))], dtype, shape)
+
+
 @_conventional(aten.max.dim, aten.min.dim)
 def max_dim(w, node, x, axis, keepdim):
     """The element that the index tells takes the gradient: ties do not share it, as those of amax do."""
