@@ -27,6 +27,7 @@ UNARY = {name: getattr(torch, name) for name in (
     "clamp inf": lambda x: x.clamp(-math.inf, 1), "clamp nan": lambda x: x.clamp(max=math.nan),
     "x ** 2": lambda x: x ** 2, "x ** 3": lambda x: x ** 3, "x ** 0.5": lambda x: x ** 0.5, "x ** -1": lambda x: x ** -1,
     "x ** 0": lambda x: x ** 0, "2 ** x": lambda x: 2 ** x, "0 ** x": lambda x: torch.pow(0.0, x), "x ** 1.5": lambda x: x ** 1.5,
+    "entr": torch.special.entr, "logit without bounds": lambda x: torch.logit(x + 0.0),  # at -0 eager's depends on the dtype
     "nan_to_num of one's own": lambda x: x.nan_to_num(3.0, 5.0, -5.0), "logit": lambda x: torch.logit(x, 1e-3),
     "where": lambda x: torch.where(x > 0, x, x * 2), "masked_fill": lambda x: x.masked_fill(x.isnan(), 0.0),
     "round to 1": lambda x: torch.round(x, decimals=1), "remainder 2": lambda x: x % 2, "floor_divide 2": lambda x: x // 2,
@@ -35,6 +36,8 @@ UNARY = {name: getattr(torch, name) for name in (
 BINARY = {name: getattr(torch, name) for name in (
     "add sub mul div maximum minimum fmax fmin remainder fmod floor_divide pow atan2 hypot copysign heaviside xlogy logaddexp "
     "logaddexp2 eq ne lt le gt ge logical_and logical_or logical_xor").split()} | {
+    "sgn of complex": lambda a, b: torch.view_as_real(torch.sgn(torch.complex(a.clamp(-9, 9).nan_to_num(), b.clamp(-9, 9)
+                                                                              .nan_to_num()))),
     "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "clamp by tensors": lambda a, b: a.clamp(b, b + 1),
     "where": lambda a, b: torch.where(a < b, a, b), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "isclose": lambda a, b: torch.isclose(a, b),
     "prelu": lambda a, b: torch.where(a > 0, a, a * b), "addcdiv": lambda a, b: torch.addcdiv(a, a, b), "huber": lambda a, b: F.huber_loss(
@@ -77,7 +80,7 @@ LEFT_OUT = {
     "unary relu6", "unary hardtanh", "unary hardsigmoid", "unary hardshrink",  # eager's NaN gradients depend on place
     "unary elu", "unary selu", "unary celu", "unary hardswish",  # it depends on the dtype too
     "unary gelu",  # eager gives NaN at infinity
-    "unary logit",  # the gradient at NaN, 0 in PyTorch's decomposition
+    "unary logit",  # the gradient at NaN depends on the dtype
     "unary x ** 1.5",  # at minus infinity
     "unary floor_divide 2", "binary floor_divide", "binary heaviside",  # eager has no derivative
     "binary remainder", "binary fmod",  # 1e30 by 1e-30; the gradient for a divisor of 0 or infinity

@@ -10,6 +10,7 @@ from caesura import torch_kernels
 from caesura.capture import autograd_function
 from caesura.capture.compat import OpOverload
 from caesura.capture.complex_numbers import has_complex
+from caesura.capture.derivatives import derivative, tensors_given
 from caesura.capture.fx_meta import describe, is_read, is_symbolic, plain, result
 from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.capture.stop_gradient import stop_at_cuts
@@ -17,7 +18,7 @@ from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.ops.exchange import is_exchange, write_exchange
-from caesura.lowering.ops.gradient_conventions import CONVENTIONS
+from caesura.lowering.ops.gradient_conventions import CONVENTIONS, DERIVED
 from caesura.lowering.ops.loss import with_ignored
 from caesura.lowering.ops.normalization import fixed_batch_norm
 from caesura.lowering.registry import TABLE, Refused, aten
@@ -167,8 +168,9 @@ def _is_left_twice(node):
 class ForwardImporter(Importer):
     """Imports for training. `left` holds what PyTorch computes: (op, reason, place); `draws` the rng_inputs.Draws, each an input.
 
-    functions: the autograd.Functions among the calls (autograd_function.py), whose backwards are traced with `decompositions`.
-    twice: whether there are gradients among the calls. groups: as write_exchange() takes it.
+    functions: the autograd.Functions among the calls (autograd_function.py). decompositions: backwards are traced with them; None
+    for an importer of a backward, which nothing differentiates. twice: whether there are gradients among the calls. groups: as
+    write_exchange() takes it.
     """
 
     def __init__(self, functions=(), decompositions=None, twice=False, groups=None):
@@ -190,6 +192,8 @@ class ForwardImporter(Importer):
         ours = CONVENTIONS.get(node.target) or super().function(node)
         if has_complex(node) or (self.twice and _is_left_twice(node)):
             ours = None
+        if ours is not None and node.target in DERIVED and self.decompositions is not None:
+            ours = functools.partial(self._with_pytorchs_gradient, ours)
         return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
 
     def _ours_or_pytorchs(self, ours, w, node, *arguments):
@@ -259,7 +263,22 @@ class ForwardImporter(Importer):
 
     def _with_gradient(self, w, node, values, inputs, saved, number):
         given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]
-        traced = self.functions[number].trace(*given, self.decompositions)
+        return self._give_gradient(w, node, self.functions[number].trace(*given, self.decompositions), values, inputs, saved)
+
+    def _with_pytorchs_gradient(self, ours, w, node, *arguments):
+        """What `ours` makes of the call, with PyTorch's own derivative."""
+        nodes = tensors_given(node)
+        if nodes is None:
+            raise Refused("a derivative by a number that changes")
+        inputs = [n for n in nodes if n.meta["val"].is_floating_point()]
+        value = ours(w, node, *arguments)
+        if not inputs or not value.dtype.is_floating_point:
+            return value
+        traced = derivative(node, nodes, inputs, self.decompositions)
+        return self._give_gradient(w, node, traced, [value], *([self.values[n] for n in of] for of in (inputs, nodes)))[0]
+
+    def _give_gradient(self, w, node, traced, values, inputs, saved):
+        """The values, with the gradients of `inputs` that the traced graph makes of the values' gradients and of `saved`."""
         backward = ForwardImporter()
         backward.constants = attributes_of(traced)
         names = [Tensor(w.fresh("given"), t.dtype, t.shape) for t in (*values, *inputs, *saved)]

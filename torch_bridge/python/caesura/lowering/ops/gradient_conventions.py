@@ -12,7 +12,7 @@ import torch
 
 from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor, positive
-from caesura.lowering.ops.elementwise import operand
+from caesura.lowering.ops.elementwise import operand, sign
 from caesura.lowering.ops.indexing import broadcast_shape
 from caesura.lowering.ops.reduction import reduce, var, var_mean
 from caesura.lowering.registry import Refused, aten, register
@@ -27,6 +27,11 @@ def _conventional(*targets):
         CONVENTIONS.update(dict.fromkeys(targets, function))
         return function
     return enter
+
+
+# Calls that get PyTorch's own derivative, traced: what our rules make of their ops is another gradient at special values. A
+# ForwardImporter writes the call by CONVENTIONS or TABLE all the same.
+DERIVED = {aten.logit.default, aten.special_entr.default}
 
 
 class _Math:
@@ -261,6 +266,26 @@ def xlogy(w, node, x, y):
 @_conventional(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
 def xlog1py(w, node, x, y):
     return _times_log(w, node, x, y, _log1p, -1)
+
+
+@_conventional(aten.special_entr.default)
+def entr(w, node, x):
+    dtype, m, (x,) = _math(w, node, x)
+    y = m.op("Neg", m.op("Mul", x, m.op("Log", x)))
+    return w.cast(m.op("Where", m.test("Less", x, 0), -math.inf, m.op("Where", m.test("Equal", x, 0), 0, y)), dtype)
+
+
+@_conventional(aten.logit.default)
+def logit(w, node, x, epsilon):
+    dtype, m, (x,) = _math(w, node, x)
+    if epsilon is not None:
+        x = m.op("Where", m.test("Less", x, epsilon), epsilon, m.op("Where", m.test("Greater", x, 1 - epsilon), 1 - epsilon, x))
+    return w.cast(m.op("Log", m.op("Div", x, m.op("Sub", 1, x))), dtype)
+
+
+@_conventional(aten.sgn.default)
+def sgn(w, node, x):
+    return sign(w, node, x)
 
 
 def _root(w, variance):
