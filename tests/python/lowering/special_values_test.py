@@ -33,9 +33,19 @@ UNARY = {name: getattr(torch, name) for name in (
     "round to 1": lambda x: torch.round(x, decimals=1), "remainder 2": lambda x: x % 2, "floor_divide 2": lambda x: x // 2,
     "fmod 2": lambda x: torch.fmod(x, 2), "x == x": lambda x: x == x, "to int": lambda x: x.clamp(-5, 5).nan_to_num().to(torch.int64),
 }
+
+
+def probability(x):
+    return torch.where((x >= 0) & (x <= 1), x, 0.5)
+
+
 BINARY = {name: getattr(torch, name) for name in (
     "add sub mul div maximum minimum fmax fmin remainder fmod floor_divide pow atan2 hypot copysign heaviside xlogy logaddexp "
     "logaddexp2 eq ne lt le gt ge logical_and logical_or logical_xor").split()} | {
+    "xlog1py": torch.special.xlog1py, "xlogy of itself": lambda a, b: torch.xlogy(b, b) + a,
+    "kl_div": lambda a, b: F.kl_div(a, b, reduction="none"), "clamp to one number": lambda a, b: a.clamp(b, b),
+    "clamp from a tensor": lambda a, b: a.clamp(min=b), "clamp to a tensor": lambda a, b: a.clamp(max=b),
+    "binary cross entropy": lambda a, b: F.binary_cross_entropy(probability(a.detach()), probability(b), reduction="none"),
     "sgn of complex": lambda a, b: torch.view_as_real(torch.sgn(torch.complex(a.clamp(-9, 9).nan_to_num(), b.clamp(-9, 9)
                                                                               .nan_to_num()))),
     "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "clamp by tensors": lambda a, b: a.clamp(b, b + 1),
@@ -84,7 +94,7 @@ LEFT_OUT = {
     "unary x ** 1.5",  # at minus infinity
     "unary floor_divide 2", "binary floor_divide", "binary heaviside",  # eager has no derivative
     "binary remainder", "binary fmod",  # 1e30 by 1e-30; the gradient for a divisor of 0 or infinity
-    "binary xlogy", "binary addcdiv", "binary clamp by tensors",  # gradients for infinite and NaN operands
+    "binary addcdiv",  # gradients for infinite and NaN operands
     "of a row var", "of a row std", "of a row layer_norm",  # squares that overflow
     "of a row logsumexp", "of a row nanmean", "of a row norm inf",  # NaN in rows that are all infinite or NaN
     "of a row adaptive max pool",  # eager takes the last of several NaN

@@ -15,7 +15,7 @@ from caesura.capture.fx_meta import describe, is_read, is_symbolic, plain, resul
 from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.capture.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
-from caesura.lowering.importer import Importer, value_of, written
+from caesura.lowering.importer import Importer, arguments_of, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.ops.exchange import is_exchange, write_exchange
 from caesura.lowering.ops.gradient_conventions import CONVENTIONS, DERIVED
@@ -270,7 +270,8 @@ class ForwardImporter(Importer):
         nodes = tensors_given(node)
         if nodes is None:
             raise Refused("a derivative by a number that changes")
-        inputs = [n for n in nodes if n.meta["val"].is_floating_point()]
+        moving = arguments_of(node)[:DERIVED[node.target]]
+        inputs = [n for n in nodes if n in moving and n.meta["val"].is_floating_point()]
         value = ours(w, node, *arguments)
         if not inputs or not value.dtype.is_floating_point:
             return value

@@ -29,9 +29,13 @@ def _conventional(*targets):
     return enter
 
 
-# Calls that get PyTorch's own derivative, traced: what our rules make of their ops is another gradient at special values. A
-# ForwardImporter writes the call by CONVENTIONS or TABLE all the same.
-DERIVED = {aten.logit.default, aten.special_entr.default}
+# Calls that get PyTorch's own derivative, traced, and how many of their first arguments have one: what our rules make of their
+# ops is another gradient at special values. A ForwardImporter writes the call by CONVENTIONS or TABLE all the same.
+DERIVED = {
+    aten.binary_cross_entropy.default: 2, aten.clamp.Tensor: 3, aten.clamp_max.Tensor: 2, aten.clamp_min.Tensor: 2,
+    aten.logit.default: 1, aten.special_entr.default: 1, aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2,
+    aten.special_xlog1py.self_scalar: 2, aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
+}
 
 
 class _Math:
@@ -59,8 +63,8 @@ def _math(w, node, *tensors):
 
 @functools.cache
 def _is_whole_at_bounds() -> bool:
-    """True if PyTorch's clamp passes the whole gradient at a bound, as it did before 2.14. Since then it passes none at a
-    number, and shares the gradient with a tensor. The node of autograd is called by itself, which starts no engine."""
+    """True if PyTorch's clamp passes the whole gradient at a bound that is a number, as it did before 2.14. Since then it
+    passes none. The node of autograd is called by itself, which starts no engine."""
     with torch.inference_mode(False), torch.enable_grad():
         at_bound = torch.zeros((), device="cpu", requires_grad=True).clamp(min=0)
     return at_bound.grad_fn(torch.ones((), device="cpu")).item() == 1
@@ -94,35 +98,26 @@ def clamp_max(w, node, x, high):
     return clamp(w, node, x, None, high)
 
 
-@_conventional(aten.clamp.default, aten.clamp.Tensor)
+@_conventional(aten.clamp.default)
 def clamp_with_gradient(w, node, x, low, high):
     """The gradient at a bound that the installed PyTorch has."""
     dtype, shape = result(node)
     if _is_whole_at_bounds() or not dtype.is_floating_point or low != low or high != high:
         return clamp(w, node, x, low, high)
     x, m = w.cast(x, dtype), _Math(w, dtype, shape)
-    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
-        x = m.op("Where", m.test("IsNaN", x), math.nan, x)  # no gradient here either
-        for bound, beyond in ((low, "LessOrEqual"), (high, "GreaterOrEqual")):
-            if bound is not None:
-                x = m.op("Where", m.test(beyond, x, bound), bound, x)
-        return x
-    low, high = (bound if bound is None else w.cast(bound, dtype) for bound in (low, high))
-    shared = x if low is None else m.op("Max", x, low)
-    shared = shared if high is None else m.op("Min", shared, high)
-    if low is None or high is None:
-        return shared
-    # Equal bounds, and crossed ones, do not share.
-    is_range = w.make("Less", [low, high], torch.bool, broadcast_shape([low, high]))
-    return m.op("Where", is_range, shared, clamp(w, node, x, low, high))
+    x = m.op("Where", m.test("IsNaN", x), math.nan, x)  # no gradient here either
+    for bound, beyond in ((low, "LessOrEqual"), (high, "GreaterOrEqual")):
+        if bound is not None:
+            x = m.op("Where", m.test(beyond, x, bound), bound, x)
+    return x
 
 
-@_conventional(aten.clamp_min.default, aten.clamp_min.Tensor)
+@_conventional(aten.clamp_min.default)
 def clamp_min_with_gradient(w, node, x, low):
     return clamp_with_gradient(w, node, x, low, None)
 
 
-@_conventional(aten.clamp_max.default, aten.clamp_max.Tensor)
+@_conventional(aten.clamp_max.default)
 def clamp_max_with_gradient(w, node, x, high):
     return clamp_with_gradient(w, node, x, None, high)
 
@@ -250,7 +245,7 @@ def sinc(w, node, x):
 
 
 def _times_log(w, node, x, y, log, nothing):
-    """x log(y), whose gradient by x is log(y) for x = 0 too, and 0 where y is `nothing` or less."""
+    """x log(y), and 0 for x = 0 unless y is NaN."""
     dtype, m, (x, y) = _math(w, node, x, y)
     x = x if x.rank else m.op("Expand", x, w.ints(m.shape))
     no_log = m.test("Or", m.test("LessOrEqual", y, nothing), m.test("Equal", y, math.inf))
@@ -347,34 +342,13 @@ def max_dim(w, node, x, axis, keepdim):
 
 @_conventional(aten.binary_cross_entropy.default)
 def binary_cross_entropy(w, node, p, target, weight, reduction):
-    """Logarithms are -100 or more, and the gradient is (p - y) / max(p (1 - p), 1e-12).
-
-    Where this divisor is 1e-12, the loss is a constant and a line of that slope. Rounding to multiples of a tiny number
-    makes the constants: it passes no gradient.
-    """
+    """Logarithms are -100 or more."""
     dtype, _ = result(node)
     inner = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     m = _Math(w, inner, p.shape)
     p, target = w.cast(p, inner), w.cast(target, inner)
-
-    def fixed(x, power):
-        return m.op("Mul", m.op("Round", m.op("Mul", x, 2.0**power)), 2.0**-power)
-
-    def loss(log, log_of_rest):
-        return m.op("Sub", m.op("Mul", m.op("Sub", target, 1), log_of_rest), m.op("Mul", target, log))
-
-    def clipped(x):
-        return m.op("Clip", x, -100)
-
-    rest = m.op("Sub", 1, p)
-    saturated = m.test("LessOrEqual", m.op("Mul", p, rest), 1e-12)
-    inside = m.op("Where", saturated, 0.5, p)
-    plain = loss(m.op("Log", inside), _log1p(m, m.op("Neg", inside)))
-    # From here on logarithms that are not next to zero lie between -100 and -27.
-    level = loss(fixed(clipped(m.op("Log", p)), 40), fixed(clipped(m.op("Log", rest)), 40))
-    slope = m.op("Mul", m.op("Sub", p, target), 1e12)
-    line = m.op("Add", level, m.op("Mul", slope, m.op("Sub", p, fixed(p, 90))))
-    each = m.op("Where", saturated, line, plain)
+    log, log_of_rest = (m.op("Clip", x, -100) for x in (m.op("Log", p), _log1p(m, m.op("Neg", p))))
+    each = m.op("Sub", m.op("Mul", m.op("Sub", target, 1), log_of_rest), m.op("Mul", target, log))
     if weight is not None:
         each = m.op("Mul", each, w.cast(weight, inner))
     return _reduced(w, each, reduction, dtype)
