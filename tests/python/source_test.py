@@ -201,6 +201,7 @@ def required(path):
 
 def test_what_is_required_is_asserted():
     """Each REQUIRES of a header has an assert in the function, where that is defined."""
+    assert "-DCAESURA_ASSERTS=ON" in (ROOT / "tests/run.sh").read_text(), "the tests' build has no asserts"
     bodies, missing, count = {}, [], 0
     for path in (p for p in sources() if p.endswith((".cc", ".h"))):
         for body in re.split(r"\n(?=[^\s}#/)])", (ROOT / path).read_text()):

@@ -451,7 +451,7 @@ class CompiledStep(Suspendable, Ranked):
                         return self._call(*args, **kwargs)
                     except Unsupported:
                         pass  # a logging call prevents a new capture; nothing has run
-                with capturing(self.module, exchanges=True, skip_nnmodule_hook_guards=False, ignore_logging_functions=logging_calls()):
+                with capturing(self.module, exchanges=True, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:
