@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd knows of the tensors in Dynamo's graph, call by call, where calls write to memory.
+"""Follows autograd through the calls of Dynamo's graph, where calls write to memory.
 
 A write may make a tensor require gradients that did not before. And tensors may share memory without sharing gradients
 (`y.detach()`, `y.data`): a write to one changes the values of the other, whose gradients stay those of its old values.
@@ -121,7 +121,7 @@ class SharedMemory:
         return problems
 
     def _begins_tracked(self, node, tensor, recording) -> bool:
-        """Whether a result requires gradients when the call has made it: the call itself is asked."""
+        """True if a result requires gradients right after its call. Makes the call again, on tensors without values."""
         if tensor.is_leaf and base(tensor) is None:
             return True
         if not recording or not any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compile_step refuses because eager training would do it otherwise, and what it raises as eager training does."""
+"""Checks of compile_step: it refuses hooks that only eager training calls, and raises the errors that eager training raises."""
 
 import torch
 

@@ -207,8 +207,8 @@ class _Forward(property):
         del vars(wrapped)["forward"]
 
 
-# The attributes of a wrapped module's class, which derives from the module's class alone: so an instance is laid out in memory as the
-# module, in whatever order its bases are. The class itself holds the data of one wrapped module.
+# A wrapped module's class has these attributes, and derives from the module's class only: so an instance is laid out in
+# memory as the module is, in whatever order the bases are. The class itself holds the data of one wrapped module.
 
 def _call(self, *args, **kwargs):
     return type(self)._calls(args, kwargs)
