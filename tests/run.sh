@@ -82,12 +82,14 @@ python_files() {
   python tests/python_files.py $((cores + 1)) "$out" "${files[@]}"
 }
 
-# sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1, which is what the build's time goes into.
+# sanitized FOLDER SANITIZERS TARGET...: without optimisation beyond -O1 and, in the short form, without loops for newer
+# instruction sets, which is what the build's time goes into.
 # Without OpenVINO, which opens a part of its own with RTLD_DEEPBIND: AddressSanitizer ends a process that does.
 sanitized() {
   local folder=$1 sanitizers=$2
   shift 2
-  cmake -S . -B "$folder" -G Ninja -C "$build/deps.cmake" -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS=-O1 \
+  cmake -S . -B "$folder" -G Ninja -C "$build/deps.cmake" -DCMAKE_BUILD_TYPE=Sanitize \
+    -DCMAKE_CXX_FLAGS="-O1 $([[ -n ${CAESURA_LONG:-} ]] || echo -DCAESURA_BASELINE_ONLY)" \
     -DCAESURA_SANITIZE="$sanitizers" -DCAESURA_OPENVINO=OFF -DCAESURA_EXAMPLES=OFF -DCAESURA_BENCHMARKS=OFF &&
     cmake --build "$folder" --target "$@" -- -k 0
 }

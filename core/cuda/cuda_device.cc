@@ -115,7 +115,14 @@ Status CudaDevice::Open(const CudaOptions& options) {
 
 // cuDNN makes steps faster, not possible: only a user who has named it is refused without it.
 Status CudaDevice::StartCudnn(bool is_wanted) {
-  if (!libraries_->cudnn) return {};
+  const auto lose = [](const std::string& why, const std::string& remedy) {
+    LogLost("cuDNN",
+            why + ". Attention runs in caesura's own kernels, convolutions on the CPU. " + remedy);
+  };
+  if (!libraries_->cudnn) {
+    lose(libraries_->why_no_cudnn, "pip install caesura-train[cuda] brings it");
+    return {};
+  }
   const cudnn::Functions& cudnn = *libraries_->cudnn;
   cudnn::Status status = cudnn.Create(&cudnn_);
   if (status == cudnn::kSuccess) status = cudnn.SetStream(cudnn_, stream_);
@@ -124,7 +131,7 @@ Status CudaDevice::StartCudnn(bool is_wanted) {
   const std::string why = "the CUDA provider cannot start cuDNN: its status is " +
                           std::to_string(static_cast<int>(status));
   if (is_wanted) return Unsupported(why);
-  LogWarning(why + "; attention runs without it, convolutions on the CPU");
+  lose(why, "Memory of the GPU that others hold is the usual cause");
   return {};
 }
 

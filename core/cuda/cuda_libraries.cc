@@ -135,11 +135,12 @@ Result<std::shared_ptr<const CudaLibraries>> OpenCudaLibraries(const CudaLibrary
   RETURN_IF_ERROR(OpenNvrtc(names, *out));
   RETURN_IF_ERROR(OpenCublasLt(names, *out));
   // After cuBLASLt, which it looks for among the libraries that are open.
-  const Result<void*> cudnn = Open(names.cudnn, {"libcudnn.so.9"}, "it is optional");
+  const Result<void*> cudnn = Open(names.cudnn, {"libcudnn.so.9"}, "it is not installed");
   if (!cudnn.ok() && !names.cudnn.empty()) return cudnn.status();
-  if (cudnn.ok()) {
-    if (Result<cudnn::Functions> calls = CudnnOf(*cudnn); calls.ok()) out->cudnn = *calls;
-  }
+  const Result<cudnn::Functions> calls =
+      cudnn.ok() ? CudnnOf(*cudnn) : Result<cudnn::Functions>(cudnn.status());
+  if (calls.ok()) out->cudnn = *calls;
+  else out->why_no_cudnn = calls.status().message();
   return std::shared_ptr<const CudaLibraries>(std::move(out));
 }
 

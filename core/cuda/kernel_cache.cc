@@ -6,7 +6,6 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdint>
@@ -143,9 +142,9 @@ void StoreKernel(const std::string& key, const std::string& code) {
     ShrinkCache();
     return;
   }
-  static std::atomic<bool> told = false;
-  if (!told.exchange(true))
-    LogWarning("compiled kernels are not kept: " + path + ": " + std::strerror(errno));
+  LogLost("the cache of CUDA kernels",
+          path + ": " + std::strerror(errno) + ". Each process compiles its kernels anew. Let " +
+              "CAESURA_PROGRAM_CACHE name a folder that can be written to, or be 'off'");
 }
 
 }  // namespace caesura

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 from caesura import reports, torch_kernels  # noqa: E402
 from caesura.frontends import wrap  # noqa: E402
-from caesura.runtime import step_fast_path  # noqa: E402
+from caesura.runtime import gpu, step_fast_path  # noqa: E402
 
 
 @pytest.fixture(name="nothing_lost")
@@ -138,3 +138,12 @@ def test_what_is_so_by_design_is_counted_only(nothing_lost):
             views(x), same(x)
     assert "the longer way, 1 times: a graph: PyTorch makes its results" in str(caesura.report())
     assert caesura.report().detours["calls of Identity", "nothing in it is captured"] > 10
+
+
+def test_parts_that_cpp_does_without_are_listed_and_forbidden(nothing_lost, monkeypatch):
+    assert not reports._core.lost_parts()
+    monkeypatch.setattr(reports._core, "lost_parts", lambda: {"cuDNN": "libcudnn.so.9 is not installed"})
+    assert "not used: cuDNN: libcudnn.so.9 is not installed" in str(caesura.report())
+    gpu.open_gpu(torch.device("cpu"))
+    with caesura.strict(), pytest.raises(caesura.StrictError, match="cuDNN is not used: libcudnn.so.9 is not installed"):
+        gpu.open_gpu(torch.device("cpu"))

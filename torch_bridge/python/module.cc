@@ -5,6 +5,7 @@
 
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
+#include "core/base/log.h"
 #include "core/base/utf8.h"
 #include "core/kernels/cpu/kernel_list.h"
 #include "core/load/model_reader.h"
@@ -214,6 +215,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);
+  m.def("lost_parts", &caesura::LostParts);
   m.def("program_cache", [] {
     return nanobind::make_tuple(caesura::env::ProgramCache(),
                                 caesura::env::ProgramCacheMegabytes());

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "core/base/log.h"
+#include "core/cuda/cuda_libraries.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
 
 namespace caesura::testing {
@@ -49,6 +51,21 @@ TEST_F(CudaDeviceGate, ForbidsNoEarlierWrites) {
                       }),
             (std::vector<unsigned>{0, 1}));
   EXPECT_FALSE(device->CloseGate().value());
+}
+
+// A library that is missing is not missed in silence (report().lost of Python shows it).
+TEST_F(StandinCuda, ToldThatItDoesWithoutCudnn) {
+  if (OpenCudnn("").ok()) GTEST_SKIP() << "cuDNN is installed here";
+  CudaOptions options = Unchecked();
+  options.libraries.cudnn.clear();
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(CudaDevice::Create(options).ok());
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  const std::string why = LostParts().at("cuDNN");
+  EXPECT_NE(why.find("libcudnn.so.9"), std::string::npos) << why;
+  EXPECT_NE(why.find("convolutions on the CPU"), std::string::npos) << why;
+  EXPECT_LE(told.size(), ("caesura: warning: cuDNN is not used: " + why + "\n").size())
+      << "told twice";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/base/log.h"
 #include "core/cuda/cuda_device.h"
 #include "core/cuda/kernel_cache.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
@@ -238,6 +239,13 @@ TEST_F(CudaKernelPrograms, WithoutACacheAllIsCompiled) {
     ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(Compiled(), 2u);
   }
+}
+
+TEST_F(CudaKernelPrograms, ToldThatTheyCannotBeKept) {
+  Keep(folder_.path("file"));
+  Write(kept_, "");
+  StoreKernel("a", "code");
+  EXPECT_TRUE(LostParts().contains("the cache of CUDA kernels"));
 }
 
 TEST_F(CudaKernelPrograms, TheFolderStaysWithinItsLimit) {

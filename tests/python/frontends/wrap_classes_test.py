@@ -79,3 +79,21 @@ def test_hooks_that_come_later(compiler):
         torch.testing.assert_close(ours(x), module(x))
         hook.remove()
     torch.testing.assert_close(ours(x), module(x))
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def test_methods_that_are_replaced_between_calls(monkeypatch):
+    wrapped, x = caesura.wrap(nn.Sequential(Scales())), torch.ones(2, 3)
+    for method, expected in ((Scales.forward, x), (lambda self, x: self.weight * x * 2, x * 2),
+                             (lambda self, x: self.weight - 4 * x, -3 * x)):
+        monkeypatch.setattr(Scales, "forward", method)
+        for _ in range(2):
+            torch.testing.assert_close(wrapped(x), expected)

@@ -53,7 +53,8 @@ class Report:
         eager_calls: the number of the second, and of calls whose capture failed.
         fallbacks: dict from (op, reason) to the set of places where it was met.
         lost: dict from a part of caesura that this process does without to why, what that costs, and what to do: PyTorch's
-            bridge, the program cache, the fast path of a module or step. reset_report() keeps it.
+            bridge, the program cache, the fast path of a module or step, cuDNN, the cache of CUDA kernels. reset_report() keeps
+            it.
         detours: dict from (what, reason) to how often: calls that Dynamo handled although they captured nothing, graphs
             whose autograd node is PyTorch's, calls that have no key on disk.
 
@@ -104,6 +105,12 @@ def collect_from(take) -> None:
     _sources.append(take)
 
 
+def refuse_lost_parts() -> None:
+    """Raises within strict() if C++ does without a part of itself (core/base/log.h has warned of it)."""
+    if _local.strict and (lost := _core.lost_parts()):
+        _refuse("; ".join(f"{part} is not used: {text}" for part, text in lost.items()))
+
+
 def report() -> Report:
     """Returns the counters as they are now; later calls do not change the result.
 
@@ -120,6 +127,7 @@ def report() -> Report:
         RECORD.kernel_calls += counted[1]
         RECORD.eager_seconds += counted[2]
         RECORD.eager_calls += counted[3]
+    RECORD.lost.update(_core.lost_parts())
     return copy.deepcopy(RECORD)
 
 

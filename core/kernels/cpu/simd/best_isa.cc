@@ -7,7 +7,7 @@ namespace caesura {
 namespace {
 
 Isa DetectIsa() {
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(CAESURA_BASELINE_ONLY)
   const std::string most = env::MaxIsa();
   if (most == "x86-64") return Isa::kBaseline;
   __builtin_cpu_init();

@@ -22,9 +22,11 @@ Isa BestIsa();
 // rounding.
 const char* BestIsaName();
 
+// CAESURA_BASELINE_ONLY: a build that needs no speed compiles each loop once.
+#if defined(__x86_64__) && !defined(CAESURA_BASELINE_ONLY)
+
 namespace isa_internal {
 
-#ifdef __x86_64__
 template <typename Loop>
 [[gnu::target("arch=x86-64-v3"), gnu::flatten]] void RunV3(Loop& loop) {
   loop();
@@ -33,26 +35,31 @@ template <typename Loop>
 [[gnu::target("arch=x86-64-v4"), gnu::flatten]] void RunV4(Loop& loop) {
   loop();
 }
-#else
-template <typename Loop>
-void RunV3(Loop& loop) {
-  loop();
-}
-template <typename Loop>
-void RunV4(Loop& loop) {
-  loop();
-}
-#endif
 
 }  // namespace isa_internal
 
+// The one of three loops that is written for the machine's best.
+template <typename Wide, typename Middle, typename Baseline>
+void OnBestIsa(Wide&& wide, Middle&& middle, Baseline&& baseline) {
+  switch (BestIsa()) {
+    case Isa::kX86V4: return isa_internal::RunV4(wide);
+    case Isa::kX86V3: return isa_internal::RunV3(middle);
+    case Isa::kBaseline: return baseline();
+  }
+}
+
+#else
+
+template <typename Wide, typename Middle, typename Baseline>
+void OnBestIsa(Wide&&, Middle&&, Baseline&& baseline) {
+  baseline();
+}
+
+#endif
+
 template <typename Loop>
 void OnBestIsa(Loop loop) {
-  switch (BestIsa()) {
-    case Isa::kX86V4: return isa_internal::RunV4(loop);
-    case Isa::kX86V3: return isa_internal::RunV3(loop);
-    case Isa::kBaseline: return loop();
-  }
+  OnBestIsa(loop, loop, loop);
 }
 
 }  // namespace caesura

@@ -49,11 +49,7 @@ template <typename Fn>
 void OnBestTiles(Fn fn) {
   auto wide = [&] { fn(Registers<Vectors64>()); };
   auto middle = [&] { fn(Registers<Vectors32>()); };
-  switch (BestIsa()) {
-    case Isa::kX86V4: return isa_internal::RunV4(wide);
-    case Isa::kX86V3: return isa_internal::RunV3(middle);
-    case Isa::kBaseline: return fn(Registers<Vectors16>());
-  }
+  OnBestIsa(wide, middle, [&] { fn(Registers<Vectors16>()); });
 }
 
 // A B for a block that stays in registers: store(row, vector, sum). A(r, k) is a[r * a_step + k],

@@ -8,6 +8,7 @@ import torch
 
 from caesura import _core, torch_kernels
 from caesura.cuda_libraries import with_cuda_libraries
+from caesura.reports import refuse_lost_parts
 
 CPU = torch.device("cpu")
 # The stream that PyTorch works on unless a user changes it. Kernels of both are then in one order by themselves.
@@ -17,9 +18,12 @@ _LEGACY_STREAM = 1
 def open_gpu(device: torch.device) -> tuple[Optional[_core.Gpu], str]:
     """The device's provider, opened at the first call and kept; or None, and why our kernels do not run there.
 
-    Its products of float32 use TF32 where PyTorch's do, by its setting at this call.
+    Its products of float32 use TF32 where PyTorch's do, by its setting at this call. Raises StrictError within strict() if
+    the device does without cuDNN or keeps no kernels on disk.
     """
-    return _open_gpu(device, torch.backends.cuda.matmul.allow_tf32)
+    opened = _open_gpu(device, torch.backends.cuda.matmul.allow_tf32)
+    refuse_lost_parts()
+    return opened
 
 
 @functools.cache
