@@ -51,10 +51,8 @@ headers=(
   gtest/gtest.h:libgtest-dev
   gmock/gmock.h:libgmock-dev
   benchmark/benchmark.h:libbenchmark-dev
-  fmt/format.h:libfmt-dev
   CLI/CLI.hpp:libcli11-dev
   nlohmann/json.hpp:nlohmann-json3-dev
-  hwy/highway.h:libhwy-dev
   zlib.h:zlib1g-dev
 )
 commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)
