@@ -98,13 +98,9 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
     ParameterGroup& made = out.groups.emplace_back();
     made.names = group.Texts("names");
     made.learning_rate_scale = group.Number("learning_rate_scale");
-    if (item.contains("coefficients")) {
-      auto own = MakeOptimizer(group.Text("optimizer"), group.Numbers("coefficients"));
-      if (!own.ok()) return InvalidModel(where + ": " + own.status().message());
-      made.optimizer = *own;
-    } else {  // a step of 2026-11, whose groups differ in nothing else
-      made.weight_decay = group.Number("weight_decay");
-    }
+    auto own = MakeOptimizer(group.Text("optimizer"), group.Numbers("coefficients"));
+    if (!own.ok()) return InvalidModel(where + ": " + own.status().message());
+    made.optimizer = *own;
   }
   if (!(accumulation >= 1 && accumulation <= 1e6 && accumulation == std::trunc(accumulation)))
     entries.Complain("accumulation_steps");

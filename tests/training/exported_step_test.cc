@@ -26,7 +26,8 @@ constexpr char kStepJson[] = R"({"loss": "loss", "trainable": ["w"], "clip_norm"
     "coefficients": {"learning_rate": 0.25, "momentum": 0.5},
     "groups": [{"names": ["w"], "learning_rate_scale": 2, "optimizer": "adamw",
                 "coefficients": {"beta1": 0.75}},
-               {"names": ["*"], "learning_rate_scale": 1, "weight_decay": 0.125}]})";
+               {"names": ["*"], "learning_rate_scale": 1, "optimizer": "sgd",
+                "coefficients": {"weight_decay": 0.125}}]})";
 
 // The square of w * x, with this text in its metadata.
 Model ModelOfStep(const std::string& json) {
@@ -55,8 +56,7 @@ TEST(ExportedStep, ItsOptionsAreRead) {
   ASSERT_EQ(options.groups.size(), 2u);
   EXPECT_EQ(options.groups[0].learning_rate_scale, 2);
   EXPECT_EQ(std::get<AdamW>(*options.groups[0].optimizer).beta1, 0.75);
-  EXPECT_EQ(options.groups[1].weight_decay, 0.125);
-  EXPECT_FALSE(options.groups[1].optimizer.has_value());
+  EXPECT_EQ(std::get<Sgd>(*options.groups[1].optimizer).weight_decay, 0.125);
 }
 
 TEST(ExportedStep, AModelWithoutMetadataIsNone) {

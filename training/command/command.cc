@@ -25,13 +25,6 @@ int Report(const Status& status) {
   return status.code() == StatusCode::kCancelled ? kStopped : kFailed;
 }
 
-void WarnOldSpelling(const std::string& old, const std::string& now) {
-  std::fprintf(
-      stderr,
-      "caesura: warning: '%s' is now written '%s'; the old spelling goes with version 0.2\n",
-      old.c_str(), now.c_str());
-}
-
 void AddJsonOption(CLI::App& app, std::string* file) {
   app.add_option("--json", *file,
                  "Write the results to this file as JSON; '-' prints JSON in place of text");

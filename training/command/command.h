@@ -44,9 +44,6 @@ int Report(const Status& status);
 // kDone, or what Report(status) returns.
 inline int ExitCodeOf(const Status& status) { return status.ok() ? kDone : Report(status); }
 
-// Tells on stderr that an option was spelt as in version 0.1 and will not be understood after 0.2.
-void WarnOldSpelling(const std::string& old, const std::string& now);
-
 // The option --json of all commands that report something. `file` becomes its value: a path, "-"
 // for stdout, or empty where the option was not given.
 void AddJsonOption(CLI::App& app, std::string* file);

@@ -20,16 +20,6 @@ std::map<std::string, Loss::Kind> Losses() {
           {"output", Loss::Kind::kOutput}};
 }
 
-// The names of 0.1's losses, which were spelt otherwise than in Python.
-std::string PresentLossName(const std::string& name) {
-  const std::map<std::string, std::string> old = {
-      {"cross-entropy", "cross_entropy"}, {"mae", "l1"}, {"bce", "bce_with_logits"}};
-  const auto found = old.find(name);
-  if (found == old.end()) return name;
-  WarnOldSpelling("--loss " + name, "--loss " + found->second);
-  return found->second;
-}
-
 void AddValidationOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Data";
   app.add_option("--validation", o->validation, "A file of examples to validate with")
@@ -281,7 +271,6 @@ void AddLossOptions(CLI::App& app, TrainOptions* o) {
   app.add_option("--loss", o->loss,
                  "cross_entropy (scores and class numbers), mse, l1, bce_with_logits, or output: "
                  "the model computes its loss itself")
-      ->transform(PresentLossName)
       ->check(CLI::IsMember({"cross_entropy", "mse", "l1", "bce_with_logits", "output"}))
       ->capture_default_str()
       ->group(group);

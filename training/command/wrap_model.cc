@@ -44,7 +44,6 @@ constexpr char kFooter[] =
 struct Options {
   std::string model, weights, out, gradient;
   std::vector<std::string> options, input_types, output_types;
-  std::vector<std::string> old_inputs, output;  // --input of 0.1; --output, which was a type in 0.1
   bool by_name = false;
   WrapOptions wrap;
 };
@@ -72,30 +71,7 @@ Status ReadInto(const std::string& path, std::string* bytes) {
   return {};
 }
 
-// 0.1 wrote `--input TYPE --output TYPE --out FILE`.
-Status TakeOldSpellings(Options& options) {
-  for (const std::string& type : options.old_inputs) {
-    WarnOldSpelling("--input " + type, "--input-type " + type);
-    options.input_types.push_back(type);
-  }
-  if (!options.out.empty()) WarnOldSpelling("--out " + options.out, "--output " + options.out);
-  for (const std::string& text : options.output) {
-    if (text.find('=') != std::string::npos && text.ends_with(']')) {
-      WarnOldSpelling("--output " + text, "--output-type " + text);
-      options.output_types.push_back(text);
-    } else if (options.out.empty()) {
-      options.out = text;
-    } else {
-      return InvalidArgument("--output: expected one file, got '" + options.out + "' and '" + text +
-                             "'");
-    }
-  }
-  return options.out.empty() ? InvalidArgument("--output FILE is missing: the ONNX model to write")
-                             : Status();
-}
-
 Status Wrap(Options& options) {
-  RETURN_IF_ERROR(TakeOldSpellings(options));
   WrapOptions& wrap = options.wrap;
   RETURN_IF_ERROR(ReadInto(options.model, &wrap.model_bytes));
   RETURN_IF_ERROR(ReadInto(options.weights, &wrap.weight_bytes));
@@ -139,7 +115,7 @@ void AddWrapModel(CLI::App& app, RunFunction* run) {
       ->required();
   sub->add_option("--runtime", options->wrap.runtime, "Who runs it: caesura, openvino, torch, ...")
       ->required();
-  sub->add_option("--output", options->output, "The ONNX model to write")->allow_extra_args(false);
+  sub->add_option("--output", options->out, "The ONNX model to write")->required();
   sub->add_option("--weights", options->weights, "The second file of formats that have two");
   sub->add_option("--option", options->options,
                   "NAME=VALUE for the runtime; sessions may change it (repeatable)")
@@ -149,8 +125,6 @@ void AddWrapModel(CLI::App& app, RunFunction* run) {
       ->allow_extra_args(false);
   sub->add_option("--output-type", options->output_types, "NAME=TYPE of an output (repeatable)")
       ->allow_extra_args(false);
-  sub->add_option("--out", options->out)->group("");  // hidden
-  sub->add_option("--input", options->old_inputs)->allow_extra_args(false)->group("");
   sub->add_option("--gradient", options->gradient,
                   "A model of the gradient (ONNX, or what --gradient-runtime reads)");
   sub->add_option("--gradient-runtime", options->wrap.gradient_runtime,

@@ -304,19 +304,6 @@ steps = 20
     assert "step" in train(classifier, "--config", classifier / "wrong.toml", expect=2).stderr
 
 
-def test_old_spellings_warn(classifier):
-    write_model(classifier / "soft.onnx")
-    done = run("inspect", classifier / "soft.onnx", "--dim", "batch=5", "--loss", "mae")
-    assert "'--loss mae' is now written '--loss l1'" in done.stderr and "memory of a training step" in done.stdout
-    done = train(classifier, "--steps", "1", "--loss", "cross-entropy")
-    assert "'--loss cross-entropy' is now written '--loss cross_entropy'" in done.stderr
-    done = run("wrap-model", classifier / "soft.onnx", "--runtime", "caesura", "--out", classifier / "w.onnx", "--input",
-               "x=float32[N, 3]", "--output", "y=float32[N, 4]")
-    for old, now in {"--out": "--output", "--input x=": "--input-type x=", "--output y=": "--output-type y="}.items():
-        assert f"'{old}" in done.stderr and f"is now written '{now}" in done.stderr
-    assert onnx.load(classifier / "w.onnx").graph.node[0].op_type == "ModelOp"
-
-
 def test_inspect_as_json(classifier):
     found = json.loads(run("inspect", classifier / "net.onnx", "--dim", "batch=5", "--loss", "cross_entropy", "--json", "-").stdout)
     assert found["inputs"] == [{"name": "x", "type": "float32[batch, 8]"}]
