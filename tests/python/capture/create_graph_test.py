@@ -186,6 +186,22 @@ def test_buffers_that_outputs_depend_on_are_refused():
         torch.autograd.grad(torch.autograd.grad(y, x, create_graph=True)[0].sum(), x)
 
 
+def test_a_buffer_that_only_other_results_depend_on():
+    class Counts(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1  # which makes it a result of the graph
+            return super().forward(x)
+
+    module, x = Counts(), torch.randn(5, 6)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    same(penalty(wrapped, x), penalty(module, x))
+    assert wrapped.count == 1
+
+
 class Shares(torch.nn.Module):
     """Returns results that share memory with each other, with a value that is no result, and with an input."""
 
@@ -307,4 +323,27 @@ def test_within_the_forward(breaks):
     for net in (wrapped, module):
         dx = net(x)
         found.append((dx, torch.autograd.grad(dx.square().sum(), [x, *net.parameters()])))
+    same(*found)
+
+
+def test_calls_with_side_effects_that_are_kept_in_order():
+    """The check of a factorisation is one. Results also lie in memory as eager's do."""
+    class Rotation(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(4, 4), orthogonal_map="cayley")
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return self.layer(x), x.t() * 2
+
+    module, x = Rotation(), torch.randn(3, 4, requires_grad=True)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    found = []
+    for net in (wrapped, module):
+        y, z = net(x)
+        assert z.stride() == (1, 4) and net.calls == 1
+        (dx,) = torch.autograd.grad(y.square().sum() + z.pow(3).sum(), x, create_graph=True)
+        found.append((dx.detach(), torch.autograd.grad(dx.square().sum(), [x, *net.parameters()])))
     same(*found)

@@ -34,19 +34,23 @@ class Again:
     @classmethod
     def describe(cls, forward, metadata) -> dict:
         """forward: the captured graph's GraphProgram, metadata: what AOT autograd says of it."""
-        outputs = forward.results[len(metadata.mutated_inp_runtime_indices):metadata.num_forward]
+        inputs, results = without_tokens(forward, metadata)
+        mutated = list(metadata.mutated_inp_runtime_indices)
+        taking = [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward]
+        made = results[len(mutated):metadata.num_forward]
+        bases = made[len(metadata.output_info):]  # of outputs that are views
         drawing, refusal = {d.type for d in devices_of(n for n in forward.graph.nodes if draws(n))}, None
-        if _reads_what_it_writes(forward, metadata.mutated_inp_runtime_indices, outputs):
+        if _reads_what_it_writes([inputs[i] for i in mutated], [made[i] for i in taking] + bases):
             refusal = "whose outputs depend on a buffer that it writes to"
         elif drawing - {"cpu"}:
             refusal = f"that draws random numbers on {min(drawing - {'cpu'})}"
         return {
-            "is_tensor": [is_tensor(n) for n in forward.placeholders],
-            "mutated": list(metadata.mutated_inp_runtime_indices),
-            "taking": [i for i, info in enumerate(metadata.output_info) if info.requires_grad_for_backward],
+            "is_tensor": [is_tensor(n) for n in inputs],
+            "mutated": mutated,
+            "taking": taking,
             "random": "cpu" in drawing,
             "refusal": refusal,
-            "devices": sorted({"cpu"} | {d.type for d in devices_of(forward.placeholders)}),
+            "devices": sorted({"cpu"} | {d.type for d in devices_of(inputs)}),
         }
 
     @classmethod
@@ -75,15 +79,22 @@ class Again:
                 return tensors, self.module(*arguments)
 
 
-def _reads_what_it_writes(forward, mutated, outputs) -> bool:
-    """True if the outputs depend on old values of inputs that the graph overwrites."""
+def without_tokens(forward, metadata) -> tuple:
+    """(The inputs, the results) of a graph without the tokens that keep calls with side effects in order. They come first, and
+    only the graph itself has them: AOT autograd adds and removes them around it."""
+    first = len(metadata.tokens)
+    return forward.placeholders[first:], forward.results[first:]
+
+
+def _reads_what_it_writes(mutated, outputs) -> bool:
+    """True if the outputs depend on old values of the inputs `mutated`, which the graph overwrites."""
     seen = {n for n in outputs if isinstance(n, torch.fx.Node)}
     reached = list(seen)
     while reached:
         new = [n for n in _sources(reached.pop()) if isinstance(n, torch.fx.Node) and n not in seen]
         seen.update(new)
         reached += new
-    return any(forward.placeholders[i] in seen for i in mutated)
+    return not seen.isdisjoint(mutated)
 
 
 def _sources(node):
@@ -137,7 +148,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
     """`compiled`, AOT autograd's callable for a graph of dynamo's, whose backward with create_graph=True is this one's."""
     if metadata.subclass_inp_meta and any(type(m).__name__ != "PlainTensorMeta" for m in metadata.subclass_inp_meta):
         return compiled
-    if len(forward.placeholders) != len(metadata.input_info):
+    if len(without_tokens(forward, metadata)[0]) != len(metadata.input_info):
         return compiled
     if any(metadata.input_info[i].requires_grad or metadata.input_info[i].mutates_metadata
            for i in metadata.mutated_inp_runtime_indices):

@@ -55,7 +55,8 @@ class _Captured:
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
         self.metadata = TracingContext.get().fw_metadata
         if not self.away:
-            first, last = len(self.metadata.mutated_inp_runtime_indices), self.metadata.num_forward
+            tokens = len(self.metadata.tokens)  # the first of the results
+            first, last = tokens + len(self.metadata.mutated_inp_runtime_indices), tokens + self.metadata.num_forward
             lay_results(module.graph, first, last)
             (output,) = module.graph.find_nodes(op="output")
             remade = self.metadata.num_outputs_aliased or self.metadata.num_intermediate_bases  # as views, by AOT autograd
