@@ -9,6 +9,8 @@ import weakref
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch._dynamo.utils import counters  # noqa: E402
+
 F = torch.nn.functional
 
 import caesura  # noqa: E402
@@ -319,11 +321,13 @@ def test_within_the_forward(breaks):
 
     module, x = Inner(), torch.randn(3, 4, requires_grad=True)
     wrapped = caesura.wrap(copy.deepcopy(module))
-    found = []
+    before, found = counters["stats"]["unique_graphs"], []
     for net in (wrapped, module):
         dx = net(x)
         found.append((dx, torch.autograd.grad(dx.square().sum(), [x, *net.parameters()])))
     same(*found)
+    # A graph that is run again is not captured: each capture would lead to the next one, up to the limit of 64.
+    assert counters["stats"]["unique_graphs"] - before < 8
 
 
 def test_calls_with_side_effects_that_are_kept_in_order():
