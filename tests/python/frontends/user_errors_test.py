@@ -320,6 +320,14 @@ def _reads(m, x):
     return m.layer(x) * sum(x.sum(0).tolist())
 
 
+def _is_opaque(m, x):
+    return torch.ops.user_errors_test.opaque(m.layer(x))
+
+
+_LIBRARY = torch.library.Library("user_errors_test", "FRAGMENT")
+_LIBRARY.define("opaque(Tensor x) -> Tensor")  # without an implementation for traces
+_LIBRARY.impl("opaque", lambda x: x * 2, "CPU")
+
 # The forward, the lines that the message names (counted from its first), and the message's beginning.
 REFUSED = [
     (_branches, (1,), "a Python branch over a tensor's value: write torch.where or torch.cond"),
@@ -328,6 +336,7 @@ REFUSED = [
     (_breaks, (1,), "Call to `torch._dynamo.graph_break()`: User-inserted graph break"),
     (_assigns, (1,) if IS_2_14 else (1, 1), ""),
     (_reads, (1,), "numbers are read off a tensor: compute with the tensor"),
+    (_is_opaque, (1,), "Operator does not support running with fake tensors: unsupported operator: user_errors_test.opaque.default"),
 ]
 
 

@@ -81,6 +81,8 @@ _READ_AS = {
     BRANCHING: "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module",
     DATA_DEPENDENT: "a Python loop, branch or size that depends on a tensor's value: write it in tensors (torch.where, a mask), or "
                     "compute it outside of the module and hand it over",
+    "aten._nested_tensor_from_tensor_list": "attention over jagged nested tensors: pad them by torch.nested.to_padded_tensor(), and "
+                                            "mask the scores",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
 
@@ -91,7 +93,8 @@ def why(error) -> str:
     told = next((told for sign, told in _READ_AS.items() if sign in text), None)
     explained = re.search(f"^  {EXPLANATION}(.+?)^  ({HINT}|{CONTEXT})", text, re.MULTILINE | re.DOTALL)
     if told is None and explained is not None and getattr(error, "gb_type", None):
-        told = f"{error.gb_type}: {' '.join(explained[1].split())}"
+        context = re.search(f"^  {CONTEXT}(.+)$", text, re.MULTILINE)  # names the operator where nothing is explained
+        told = f"{error.gb_type}: {' '.join(explained[1].split()) or (context[1] if context else '')}"
     return told or first_line(error)
 
 

@@ -33,6 +33,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import (FailsInBackward, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
                                            sparse_inputs, takes_gradients)
+from caesura.capture.subclasses import refused_subclasses
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
@@ -303,7 +304,7 @@ class CompiledStep(Suspendable, Ranked):
                      f"(at {describe(node)})" for node in data_assignments(graph.graph)]
         problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
                      for node in share_storage(graph.graph)]
-        problems += refused_dtensors(graph, loss)
+        problems += refused_dtensors(graph, loss) + refused_subclasses(graph)
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))
         devices = {t.device for t in example_inputs if isinstance(t, torch.Tensor)}
