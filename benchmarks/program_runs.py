@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program of programs.py in eager and through caesura, and compares all that a caller can see."""
+
+import contextlib
+import copy
+import dataclasses
+import os
+import pickle
+import random
+import re
+import tempfile
+from unittest import mock
+
+import torch
+from operators import TOLERANCE, compare
+from program_draw import draw, load
+
+import caesura
+from caesura.frontends import compile_step, wrap
+from caesura.runtime import graph_executor
+
+CALLS = 3
+ROUTES = ("wrap", "step")
+RATE = 0.1
+MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+# What is told of an unusual result, from bad to good. silent: it differs. failed: an error that eager has not.
+OUTCOMES = ("silent", "failed", "refused", "left to PyTorch", "partly ours", "ours", "as eager fails", "left out")
+
+
+@dataclasses.dataclass
+class Outcome:
+    outcome: str
+    reason: str = ""
+
+
+def value_of(tensor):
+    """A tensor as it is now."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return (tensor.to_dense() if tensor.layout != torch.strided else tensor).clone()
+
+
+def strides_of(tensor):
+    return tuple(step for step, size in zip(tensor.stride(), tensor.shape) if size > 1)
+
+
+def shared(tensors):
+    """(i, j, distance in bytes) of those that share memory."""
+    held = [(i, t) for i, t in enumerate(tensors) if t.numel() and t.layout == torch.strided]
+    return [(i, j, a.data_ptr() - b.data_ptr()) for i, a in held for j, b in held
+            if j < i and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()]
+
+
+def weights_of(y):
+    return torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+
+
+def loss_of(outputs, scale):
+    return sum((y * weights_of(y)).sum() for y in outputs if y.is_floating_point()) * scale
+
+
+def state_of(module, when):
+    values = [(f"{name} {when}", value_of(t)) for name, t in (*module.named_parameters(), *module.named_buffers())]
+    values += [(f"{name}.requires_grad {when}", p.requires_grad) for name, p in module.named_parameters()]
+    values += [(f"{name} {when}", value_of(t)) for name, t in vars(module).items() if isinstance(t, torch.Tensor)]
+    return values
+
+
+def module_of(program):
+    torch.manual_seed(0)
+    return program["Program"]().to(program["DTYPE"])
+
+
+def called(program, make):
+    """What three calls show, as (name, value), and the error that ended them or None. make: from a module to what is called."""
+    module, values, handles = module_of(program), [], []
+    try:
+        call, optimizer = make(module), torch.optim.SGD(module.parameters() if any(True for _ in module.parameters()) else [torch.zeros(1)])
+        for i in range(CALLS):
+            program["before"](module, optimizer, handles, i)
+            torch.manual_seed(100 + i)
+            x, y = program["inputs"](i)
+            with MODES[program["OPTIONS"]["modes"][i]](), autocast(program):
+                ys = list(call(x, y))
+            tensors = [*ys, x, y, *module.parameters(), *module.buffers()]
+            values += [(f"output {k} of call {i}", value_of(t)) for k, t in enumerate(ys)]
+            values += [(f"{what} of output {k} of call {i}", f(t)) for k, t in enumerate(ys) for what, f in (
+                ("the strides", strides_of), ("requires_grad", lambda t: t.requires_grad), ("is_inference", torch.Tensor.is_inference))]
+            values.append((f"memory shared by {len(ys)} outputs, the inputs and state after call {i}", shared(tensors)))
+            program["after"](ys, i)
+            taking = [t for t in ys if t.requires_grad and t.grad_fn is not None]
+            if taking:
+                torch.autograd.backward(taking, [weights_of(t) for t in taking])
+            values += [(f"the gradient of {name} after call {i}", value_of(t.grad)) for name, t in
+                       (*module.named_parameters(), ("x", x), ("y", y)) if t.is_leaf]
+            values += [(f"output {k} after call {i}", value_of(t)) for k, t in enumerate(ys)]
+            values += [(f"{name} after call {i}", value_of(t)) for name, t in (("x", x), ("y", y))]
+            values += state_of(module, f"after call {i}")
+            values.append((f"the random state after call {i}", torch.get_rng_state()))
+            if i == 0 or program["OPTIONS"]["zeroed"] == "None":
+                module.zero_grad(set_to_none=program["OPTIONS"]["zeroed"] == "None")
+    except Exception as error:
+        return values, error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return values, None
+
+
+def autocast(program):
+    return torch.autocast("cpu", torch.bfloat16) if program["OPTIONS"]["autocast"] else contextlib.nullcontext()
+
+
+def trained(program, make):
+    """What three steps show, and the error that ended them or None. make: returns a function of one step."""
+    o, values, handles = program["OPTIONS"], [], []
+    module = module_of(program)
+    try:
+        optimizer = eval(f"torch.optim.{o['optimizer'].split(',')[0]}(p, lr=RATE{o['optimizer'].partition(',')[1]}"
+                         f"{o['optimizer'].partition(',')[2]})", {"torch": torch, "p": list(module.parameters()), "RATE": RATE})
+        step = make(module, optimizer, o)
+        for i in range(CALLS):
+            program["before"](module, optimizer, handles, i)
+            torch.manual_seed(100 + i)
+            x, y = (t.detach() for t in program["inputs"](i))
+            values.append((f"the loss of step {i}", value_of(step(x, y, torch.tensor(1.5, dtype=x.dtype)))))
+            values += state_of(module, f"after step {i}")
+            values += [(f"{name} after step {i}", value_of(t)) for name, t in (("x", x), ("y", y))]
+            values.append((f"the random state after step {i}", torch.get_rng_state()))
+    except Exception as error:
+        return values, error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return values, None
+
+
+def eager_step(module, optimizer, options):
+    calls, count = [], options["accumulation"]
+
+    def step(x, y, scale):
+        if len(calls) % count == 0:
+            optimizer.zero_grad()
+        calls.append(1)
+        loss = loss_of(module(x, y), scale)
+        (loss / count).backward()
+        if len(calls) % count == 0:
+            if options["clip_norm"]:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), options["clip_norm"])
+            optimizer.step()
+        return loss
+    return step
+
+
+def our_step(module, optimizer, options):
+    return caesura.compile_step(module, loss_of, optimizer, threads=options["threads"], clip_norm=options["clip_norm"],
+                                accumulation_steps=options["accumulation"])
+
+
+def our_call(module, options):
+    compiler = options["compiler"]
+    if compiler == "torch.compile":
+        return torch.compile(module, backend="caesura")
+    wrapped = caesura.wrap(module, dynamic=True if compiler == "dynamic" else None)
+    if compiler == "copied":  # a copy has parameters of its own: only what is called is looked at
+        copied = pickle.loads(pickle.dumps(wrapped)) if type(module).__module__ == "torch" else copy.deepcopy(wrapped)
+        assert type(copied) is not type(module)
+    return wrapped
+
+
+def eager(route, program):
+    if route == "wrap":
+        return called(program, lambda module: module)
+    return trained(program, eager_step)
+
+
+def ours(route, program):
+    if route == "wrap":
+        return called(program, lambda module: our_call(module, program["OPTIONS"]))
+    return trained(program, our_step)
+
+
+def drawn(seed, only=None):
+    """The program of a seed: mostly one that runs in eager. Few may fail there."""
+    for attempt in range(20):
+        program = draw(seed, only, attempt)
+        if seed % 20 == 0 or not any(eager(route, load(program.source(), f"program_{seed}.py", "float32"))[1] for route in ROUTES):
+            break
+    return program
+
+
+@contextlib.contextmanager
+def forced(options, folder):
+    """Rules that begin at some size begin at the program's."""
+    with mock.patch.object(graph_executor, "_PART", options["part"]), mock.patch.object(wrap, "_CALLS", options["captures"]), \
+            mock.patch.object(compile_step, "_CALLS", options["captures"]), \
+            mock.patch.dict(os.environ, CAESURA_PROGRAM_CACHE=folder if options["disk"] else "off"):
+        yield
+
+
+def difference(found, expected, precise):
+    """None, or how the first difference from `expected` reads. precise: returns the same of a run in float64, for programs whose
+    rounding grows."""
+    truth = None
+    for at, ((name, a), (other, b)) in enumerate(zip(found, expected)):
+        if name != other:
+            return f"{name} where eager has {other}"
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            if (a is None) != (b is None) or (not isinstance(a, torch.Tensor) and a != b):
+                return f"{name} is {a if not isinstance(a, torch.Tensor) else 'a tensor'}, not {b if not isinstance(b, torch.Tensor) else 'a tensor'}"
+            continue
+        problem, distance = compare(name, a, b, TOLERANCE.get(b.dtype, 0.0))
+        if problem and b.dtype == torch.float32 and 0 < distance < 1e-2:
+            truth = truth or precise()
+            if at < len(truth) and truth[at][0] == name and truth[at][1] is not None:
+                exact = truth[at][1]
+                own, theirs = ((t.double() - exact).abs().nan_to_num().max().item() for t in (a, b))
+                if own <= 10 * theirs:
+                    continue
+        if problem:
+            return problem
+    return None
+
+
+def draws_dropout(source):
+    """True if a step of the program has masks of its own (docs/differences.md)."""
+    return re.search(r"F\.dropout\(.*, 0\.5, (True|self.training)\)", source) is not None
+
+
+def check(route, source, name="program.py"):
+    """The Outcome of a program's source on a route."""
+    random.seed(0)
+    program = load(source, name, "float32")
+    options = program["OPTIONS"]
+    if options["dtype"] != "float32":
+        program["DTYPE"] = torch.float64
+    expected, error = eager(route, program)
+    if route == "step" and draws_dropout(source):
+        return Outcome("left out", "dropout masks of a step are its own")
+
+    def precise():
+        return eager(route, load(source, name, "float64"))[0]
+
+    with tempfile.TemporaryDirectory() if options["disk"] else contextlib.nullcontext("off") as folder, forced(options, folder):
+        outcomes = []
+        for again in range(1 + options["disk"]):
+            torch._dynamo.reset()
+            caesura.reset_report()
+            random.seed(0)
+            found, our_error = ours(route, program)
+            outcomes.append(judged(found, our_error, expected, error, precise, again))
+    return min(outcomes, key=lambda o: OUTCOMES.index(o.outcome))
+
+
+def judged(found, our_error, expected, error, precise, again):
+    when = ", from disk" if again else ""
+    report = caesura.report()
+    reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
+    if our_error is not None and is_refusal(our_error):
+        return Outcome("refused", " ".join(str(our_error).split())[:300])
+    problem = difference(found, expected, precise)
+    if problem:
+        return Outcome("silent", problem + when)
+    if error is not None and our_error is None:
+        return Outcome("silent", f"no error, where eager has {type(error).__name__}: {str(error)[:160]}{when}")
+    if our_error is not None and error is None:
+        return Outcome("failed", f"{type(our_error).__name__}: {' '.join(str(our_error).split())[:240]}{when}")
+    if error is not None:
+        if len(found) != len(expected):
+            return Outcome("silent", f"{len(found)} values before the error, not {len(expected)}: {type(our_error).__name__}: "
+                           f"{str(our_error)[:200]}, not {type(error).__name__}: {str(error)[:200]}{when}")
+        return Outcome("as eager fails", type(our_error).__name__)
+    if not reason:
+        return Outcome("ours")
+    return Outcome("partly ours" if report.kernel_calls else "left to PyTorch", reason)
+
+
+def is_refusal(error):
+    return isinstance(error, (caesura.StepRefused, NotImplementedError)) or "caesura" in type(error).__module__
