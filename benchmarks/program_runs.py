@@ -86,7 +86,7 @@ def called(program, make):
             tensors = [*ys, x, y, *module.parameters(), *module.buffers()]
             values += [(f"output {k} of call {i}", value_of(t)) for k, t in enumerate(ys)]
             values += [(f"{what} of output {k} of call {i}", f(t)) for k, t in enumerate(ys) for what, f in (
-                ("the strides", strides_of), ("requires_grad", lambda t: t.requires_grad), ("is_inference", torch.Tensor.is_inference))]
+                ("the strides", strides_of), ("requires_grad", lambda t: t.requires_grad))]
             values.append((f"memory shared by {len(ys)} outputs, the inputs and state after call {i}", shared(tensors)))
             program["after"](ys, i)
             taking = [t for t in ys if t.requires_grad and t.grad_fn is not None]

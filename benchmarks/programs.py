@@ -51,9 +51,15 @@ def kind_of(reason):
     return re.sub(r"\d[\d.e+-]*", "N", reason.splitlines()[0] if reason else "")[:120]
 
 
-def shrunken(program, route, outcome, seconds):
-    """The smallest program found that has the outcome, too, and its reason."""
-    reason, end, at = "", time.monotonic() + seconds, 0
+def family_of(reason):
+    """What a program was unlike eager in: smaller ones are to be unlike it in the same."""
+    return next((word for word in ("random state", "memory shared", "strides", "requires_grad", "gradient", "no error", "loss", "Error",
+                                   "buffer", "output") if word in reason), "")
+
+
+def shrunken(program, route, outcome, reason, seconds):
+    """The smallest program found that has such an outcome, too, and its reason."""
+    family, end, at = family_of(reason), time.monotonic() + seconds, 0
     while time.monotonic() < end:
         for i, candidate in enumerate(smaller(program)):
             if i < at:
@@ -62,7 +68,7 @@ def shrunken(program, route, outcome, seconds):
                 found = check(route, candidate.source(), f"smaller_{program.seed}.py")
             except Exception:
                 continue
-            if found.outcome == outcome:
+            if found.outcome == outcome and family_of(found.reason) == family:
                 program, reason, at = candidate, found.reason, i
                 break
             if time.monotonic() > end:
@@ -90,8 +96,8 @@ def run_seeds(seeds, options, send):
                 outcome, reason = "failed", f"the comparison: {type(error).__name__}: {error} {traceback.format_exc()[-600:]}"
             spent = time.process_time() - began
             if outcome in BAD and options.shrink:
-                small, why = shrunken(program, route, outcome, options.shrink)
-                text, reason = small.source(), why or reason
+                small, reason = shrunken(program, route, outcome, reason, options.shrink)
+                text = small.source()
             send.send((seed, (route, outcome, reason, sorted(program.features()), text, spent)))
     send.close()
 
@@ -200,7 +206,8 @@ def run(seeds, options):
 
 def body_of(text):
     """A printed program without the lines that all programs have."""
-    return text.partition("to(DTYPE)\n")[2].strip("\n") if text else ""
+    text = text.partition("to(DTYPE)\n")[2].strip("\n")
+    return re.sub(r"\n\ndef (before|after)\(.*\):\n    pass\n?", "", text)
 
 
 if __name__ == "__main__":

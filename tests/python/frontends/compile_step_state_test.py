@@ -82,6 +82,19 @@ class Rolls(Net):
         return self.last(y * self.mean)
 
 
+class Unread(Net):
+    """Nothing reads the values of two norms, of which one reads the other's."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        y = self.first(x)
+        self.norms(y)
+        return self.last(y)
+
+
 class Spectral(Net):
     def __init__(self):
         super().__init__()
@@ -128,7 +141,7 @@ def compiled(module, **options):
     return caesura.compile_step(module, F.cross_entropy, sgd(module), **options)
 
 
-MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Spectral, Keeps, Carries, ReadsWhatWasWritten]
+MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Unread, Spectral, Keeps, Carries, ReadsWhatWasWritten]
 
 
 @pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)

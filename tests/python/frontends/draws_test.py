@@ -81,7 +81,14 @@ def in_place(self, x):
     return self.net(y * torch.empty(len(x), 1).bernoulli_(0.5) + torch.normal(0.0, 1.0, (len(x), 2))).square().mean()
 
 
+def unread(self, x):
+    torch.rand(3)
+    _, y, _ = torch.randn_like(x), self.net(x + torch.randn_like(x)), torch.randint(0, 5, (2,)) * 2
+    return y.square().mean()
+
+
 DRAWS = {
+    "that nothing reads": unread,
     "autoencoder": autoencoder,
     "diffusion": diffusion,
     "mixup": mixed,

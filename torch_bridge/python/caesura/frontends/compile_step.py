@@ -16,8 +16,8 @@ from caesura.capture.aliasing import data_assignments, share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
-                                    aot_autograd, get_decompositions, global_hooks, mark_stepped, takes_hooks,
-                                    tree_map_only)
+                                    aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
+                                    takes_hooks, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
@@ -332,7 +332,7 @@ class CompiledStep(Suspendable, Ranked):
 
         compile_graph = aot_autograd(fw_compiler=keep, inference_compiler=keep, decompositions=table)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), inductor_config.patch(fallback_random=True):  # draws that nothing reads stay
                 compile_graph(graph if differentiates else by_layers(graph), example_inputs)
         except (TypeError, NotImplementedError) as error:  # as PyTorch's hessian ends
             raise StepRefused(f"the step cannot be one program: PyTorch does not trace it: {error}") from error

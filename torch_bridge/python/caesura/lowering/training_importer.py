@@ -324,7 +324,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
     """
     # Nodes that only the dropped outputs need are removed.
     next(n for n in module.graph.nodes if n.op == "output").args = ((loss, *(node for _, node in writes)),)
-    module.graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code(lambda node: node.target in DRAWS or node.is_impure(False))
     stop_at_cuts(module)
     importer.constants = attributes_of(module)
     inputs = [importer.bind(node, name) for node, name in names.items()]
@@ -337,7 +337,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
             except Refused:
                 inputs.append(importer.bind(node, number_input(i)))
     problems = []
-    for node in _needed(module, {loss, *(node for _, node in writes)}):
+    for node in needed(module, {loss, *(node for _, node in writes)}):
         try:
             importer.write(node)
         except Refused as error:
@@ -365,9 +365,9 @@ def number_input(i: int) -> str:
     return f"number_{i}"
 
 
-def _needed(module, outputs):
-    """The calls that `outputs` depend on, in order."""
-    wanted = set(outputs)
+def needed(module, outputs):
+    """The calls that `outputs` depend on, in order, and all draws: later ones would have the numbers of those left out."""
+    wanted = set(outputs).union(*(module.graph.find_nodes(op="call_function", target=target) for target in DRAWS))
     for node in reversed(module.graph.nodes):
         if node in wanted:
             wanted.update(node.all_input_nodes)

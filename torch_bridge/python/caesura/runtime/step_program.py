@@ -18,7 +18,7 @@ from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.ops.exchange import is_exchange
-from caesura.lowering.training_importer import import_forward, leaves_statistics, number_input
+from caesura.lowering.training_importer import import_forward, leaves_statistics, needed, number_input
 from caesura.reports import RECORD
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.user_code import with_source
@@ -283,8 +283,8 @@ class CapturedStep(StepProgram):
         except Refused as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
         # Another process would not report PyTorch's calls, nor notice parameters that do not train or whose optimizer refuses.
-        read = {name for node in with_bodies(model.graph.node) for name in node.input}
-        self.draws = [draw for draw in importer.draws if draw.name in read]
+        self.draws = importer.draws
+        read = {name for node in with_bodies(model.graph.node) for name in node.input} | {draw.name for draw in self.draws}
         self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
             v.is_complex() or (id(v) in recipe.trained and (i not in self.reached or i in self.sparse)) for i, _, v in tensors)
         self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
@@ -313,6 +313,8 @@ class CapturedStep(StepProgram):
         kept |= {id(p) for p in self.owner.module.parameters() if id(p) not in trained}  # a momentum encoder's
         written = {self.placeholders[position]: result for position, result in self.written}
         norms = {node for node in self.module.graph.nodes if leaves_statistics(node, written)}
+        others = {self.loss, *(n for n, _ in self.outputs), *(n for n in written.values() if not (n.args and n.args[0] in norms))}
+        norms &= set(needed(self.module, others))  # a model has no norm whose values nothing reads
         found, writes, self.counters = set(), [], []
         for position, result in self.written:
             node, value = self.placeholders[position], values[position]
