@@ -188,4 +188,5 @@ def test_powers_of_bools():
 
     torch._dynamo.reset()
     x = torch.tensor([-1.0, 2.0])
-    torch.testing.assert_close(caesura.wrap(Powers())(x), Powers()(x))
+    for dynamic in (None, True):
+        torch.testing.assert_close(caesura.wrap(Powers(), dynamic=dynamic)(x), Powers()(x))

@@ -49,6 +49,17 @@ def views_in_both(layer, x):
         return before, layer(x)
 
 
+def views_without(layer, x):
+    """Views of a parameter and of a tensor that is a view itself, made without gradients where there are some."""
+    given = x.view(-1).view(x.shape).requires_grad_()
+    with torch.enable_grad():
+        y = layer(given)
+        with torch.no_grad():
+            first, second = layer.weight.t(), y[1:]
+            third, _ = layer.weight.split(2)
+        return first, second, third[:1], y, y * 2
+
+
 def set_on(layer, x):
     torch.set_grad_enabled(True)
     y = layer(x)
@@ -71,19 +82,20 @@ def seen(module, mode):
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 @pytest.mark.parametrize("compiler", [caesura.wrap, lambda module: torch.compile(module, backend="caesura")], ids=["wrap", "compile"])
-@pytest.mark.parametrize("run", [some, views, broken, views_in_both, set_on])
+@pytest.mark.parametrize("run", [some, views, broken, views_in_both, views_without, set_on])
 def test_autograd_switched_on_by_the_forward(run, compiler):
     torch._dynamo.reset()
     module = Switching(run)
     ours = compiler(copy.deepcopy(module))
-    for mode in (torch.no_grad, torch.inference_mode) if run is some else (torch.no_grad,):
+    modes = {some: (torch.no_grad, torch.inference_mode), views_without: (torch.no_grad, torch.enable_grad)}
+    for mode in modes.get(run, (torch.no_grad,)):
         expected, found = seen(module, mode), seen(ours, mode)
         for a, b in zip(found, expected, strict=True):
             if isinstance(b[0], bool):
                 assert a == b
             else:
                 torch.testing.assert_close(a, b)
-        assert any(expected[0]) == (mode is torch.no_grad)
+        assert any(expected[0]) == (mode is not torch.inference_mode)
 
 
 def test_a_region_without_autocast_has_a_precise_backward():

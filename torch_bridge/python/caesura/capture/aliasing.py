@@ -6,8 +6,8 @@ import collections
 
 import torch
 
-from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, storage_id
-from caesura.capture.shared_memory import written_to
+from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id
+from caesura.capture.shared_memory import tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
 
@@ -106,11 +106,19 @@ def writes_to_overlaps(graph: torch.fx.Graph) -> list:
     return found
 
 
-def views_past_autograd(graph: torch.fx.Graph) -> list:
-    """The outputs of Dynamo's graph that are views of tensors which require a gradient, made with autograd off."""
+def views_past_autograd(graph: torch.fx.Graph, recording: bool) -> list:
+    """The outputs of Dynamo's graph that are views of tensors which require a gradient, made with autograd off. recording: whether
+    it is on where the graph is called."""
+    found, modes = set(), graph.find_nodes(op="call_function", target=set_grad_enabled)
+    for node in graph.nodes if modes else ():
+        if node in modes:
+            recording = node.args[0]
+        for source in node.all_input_nodes:
+            past = source in found or (not recording and any(t.requires_grad for t in tensors_of(source)))
+            if past and not _storages(source).isdisjoint(_storages(node)):
+                found.add(node)
     (output,) = graph.find_nodes(op="output")
-    values = {n: n.meta.get("example_value") for n in output.all_input_nodes if n.op != "placeholder"}
-    return [n for n, x in values.items() if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+    return [node for node in output.all_input_nodes if node in found]
 
 
 def _overlaps(tensor) -> bool:
@@ -143,6 +151,10 @@ def unnoticed(call, positions):
         with preserve_version(tuple(values[i] for i in positions)):
             return call(*values)
     return run
+
+
+def _storages(node) -> set:
+    return {storage_id(t) for t in tensors_of(node) if t.layout == torch.strided and not is_functorch_wrapped_tensor(t)}
 
 
 def _storage(node):

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import check_backward_validity, checkpoint
 from caesura.capture import frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config, fake_implementations, tracing_tolist)
+                                    dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 from caesura.capture.sync_batch_norm import sync_batch_norm
@@ -45,8 +45,18 @@ def _faking():
         is_bool = x.dtype == torch.bool and isinstance(exponent, bool)
         return torch.empty_like(x) if is_bool else NotImplemented
 
-    return mock.patch.dict(fake_implementations, {
-        select: lambda mode, _, x, mask: theirs(mode, select, *torch.broadcast_tensors(x, mask)), power: of_bools})
+    table = global_decomposition_table["post_autograd"]  # which PyTorch takes where sizes are symbols
+    decomposed = table[power]
+
+    def power_of(x, exponent):
+        made = of_bools(None, power, x, exponent)
+        return decomposed(x, exponent) if made is NotImplemented else made
+
+    patches = contextlib.ExitStack()
+    patches.enter_context(mock.patch.dict(fake_implementations, {
+        select: lambda mode, _, x, mask: theirs(mode, select, *torch.broadcast_tensors(x, mask)), power: of_bools}))
+    patches.enter_context(mock.patch.dict(table, {power: power_of}))
+    return patches
 
 
 def _same_code(function):
