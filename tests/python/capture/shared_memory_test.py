@@ -146,6 +146,14 @@ def lists(m, x):
 
 
 @case
+def lists_of_each_other(m, x):
+    a, b = m.a(x), x.sin()
+    torch._foreach_add_([a, b], [b, a])
+    torch._foreach_lerp_([a], [b], 0.5)
+    return torch._foreach_mul([a, m.b(a) * b], [2.0, 3.0])[1]
+
+
+@case
 def out(m, x):
     o = torch.empty_like(x)
     with torch.no_grad():

@@ -66,6 +66,18 @@ def test_outputs_share_memory_as_in_eager(base, mode):
     torch.testing.assert_close(found[3:], expected[3:])
 
 
+def test_transposed_results_keep_their_layout_where_sizes_are_symbols():
+    class Transposed(nn.Module):
+        def forward(self, x):
+            y = x.permute(2, 0, 1) * 2
+            return y, y.sin() + 1, y[0]
+
+    wrapped = caesura.wrap(Transposed(), dynamic=True)
+    for rows in (2, 5):
+        x = torch.randn(rows, 3, 4)
+        assert [y.stride() for y in wrapped(x)] == [y.stride() for y in Transposed()(x)]
+
+
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_complex_outputs_share_memory():
     class Complex(nn.Module):

@@ -62,6 +62,7 @@ _PRIVATE = {
     "FailOnRecompileLimitHit": "torch._dynamo.exc.FailOnRecompileLimitHit",
     "InternalTorchDynamoError": "torch._dynamo.exc.InternalTorchDynamoError",
     "TorchRuntimeError": "torch._dynamo.exc.TorchRuntimeError",
+    "UncapturedHigherOrderOpError": "torch._dynamo.exc.UncapturedHigherOrderOpError",
     "Unsupported": "torch._dynamo.exc.Unsupported",
     "UserError": "torch._dynamo.exc.UserError",
     # Dynamo's classes for traced values (capture/polyfills.py).

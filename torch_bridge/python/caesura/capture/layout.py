@@ -70,7 +70,7 @@ def as_traced(graph, node, source):
     """An input for a call `node` that depends on the layout of `source`: a copy with the axes in memory as in the
     trace, or `source` itself if its axes lie in order or one element stands for several."""
     x = source.meta["val"]
-    sizes, strides = ([d if isinstance(d, int) else d.node.hint for d in of] for of in (x.shape, x.stride()))
+    sizes, strides = _hints(x.shape), _hints(x.stride())
     if None in (*sizes, *strides):
         return source
     order = sorted(range(len(sizes)), key=lambda axis: -strides[axis])
@@ -81,12 +81,24 @@ def as_traced(graph, node, source):
         return _back(graph, _dense(graph, source, order), order)
 
 
+def _hints(sizes) -> list:
+    """Sizes as they were when the graph was captured; None for one that is known only at run time."""
+    return [d if isinstance(d, int) else d.node.hint for d in sizes]
+
+
 def _order(x):
-    """The axes from the outermost in memory to the innermost; None if x is a part of a tensor, or sizes are symbols."""
-    if x.layout != torch.strided or not is_static((*x.shape, *x.stride(), x.storage_offset())) or x.storage_offset() != 0:
+    """The axes from the outermost in memory to the innermost; None if x is a part of a tensor, or sizes depend on values."""
+    if x.layout != torch.strided:
         return None
-    order = sorted(range(x.dim()), key=lambda axis: -x.stride(axis))
-    return order if x.permute(order).is_contiguous() else None
+    sizes, strides, offset = _hints(x.shape), _hints(x.stride()), _hints([x.storage_offset()])
+    if None in (*sizes, *strides) or offset != [0]:
+        return None
+    order, step = sorted(range(x.dim()), key=lambda axis: -strides[axis]), 1
+    for axis in reversed(order):
+        if sizes[axis] != 1 and strides[axis] != step and 0 not in sizes:
+            return None
+        step *= sizes[axis]
+    return order
 
 
 def _dense(graph, node, order):

@@ -15,7 +15,7 @@ import torch
 from torch.nn import SyncBatchNorm
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
-from caesura.capture import frames
+from caesura.capture import foreach, frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
                                     dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
@@ -73,7 +73,7 @@ _STAND_INS = {
     torch.nn.functional.gumbel_softmax: _same_code(torch.nn.functional.gumbel_softmax),  # its detach() is a stop in the graph
     torch.nn.functional.linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
-}
+} | foreach.stand_ins()
 _batch_norm = BatchNorm.forward
 
 
@@ -148,7 +148,7 @@ class _Checkpoint(UserFunctionVariable):
 
 def _traced(function, kind=UserFunctionVariable):
     def build(builder, value):
-        builder.install_guards(GuardBuilder.CLOSURE_MATCH)
+        builder.install_guards(GuardBuilder.CLOSURE_MATCH if hasattr(value, "__closure__") else GuardBuilder.BUILTIN_MATCH)
         return kind(function)
 
     return build

@@ -15,7 +15,8 @@ from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.capture.aliasing import data_assignments, share_storage
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
-                                    InternalTorchDynamoError, TorchRuntimeError, TracingContext, Unsupported, UserError,
+                                    InternalTorchDynamoError, TorchRuntimeError, TracingContext,
+                                    UncapturedHigherOrderOpError, Unsupported, UserError,
                                     aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
                                     takes_hooks, tree_map_only)
 from caesura.capture.complex_numbers import in_pairs
@@ -465,7 +466,8 @@ class CompiledStep(Suspendable, Ranked):
                                   "shape that changes (TORCH_LOGS=recompiles tells which)") from None
             except (TorchRuntimeError, IndexError, AssertionError) as error:
                 raise_as_eager(self, error, args, kwargs)
-            except (Unsupported, UserError, InternalTorchDynamoError, GuardOnDataDependentSymNode) as error:
+            except (Unsupported, UserError, InternalTorchDynamoError, GuardOnDataDependentSymNode,
+                    UncapturedHigherOrderOpError) as error:
                 if is_users_error(error):
                     raise_as_eager(self, error, args, kwargs)
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
