@@ -25,7 +25,8 @@ def decompositions(kept) -> dict:
 def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
     return {target: function for target, function in core_aten_decompositions().items()
             if target is not _WRONG and target.namespace != "caesura"} | {
-        aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss}
+        aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss,
+        aten.softshrink.default: _softshrink}
 
 
 def _registered() -> tuple:
@@ -61,6 +62,12 @@ def _multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
     return each.mean() if reduction == 1 else each.sum() / rows.shape[1]
 
 
+def _softshrink(x, lambd=0.5):
+    """PyTorch's decomposition stops the gradient of NaN; its kernel hands it on, as that of hardshrink does."""
+    global_decomposition_table["post_autograd"][aten.softshrink.default](x, lambd)  # for its checks
+    return torch.where(x.abs() <= lambd, (x * 0).detach(), x - x.sign() * lambd)
+
+
 def _dropout(x, p, train):
     """PyTorch's decomposition draws with p = 1, and copies x where nothing is dropped."""
     if not train or p == 0 or x.numel() == 0:
@@ -72,6 +79,7 @@ def _dropout(x, p, train):
 def _corrected():
     with with_kernel(_WRONG, DispatchKey.Autograd, None), \
             with_kernel(aten.multi_margin_loss.default, DispatchKey.Autograd, _multi_margin_loss), \
+            with_kernel(aten.softshrink.default, DispatchKey.Autograd, _softshrink), \
             with_kernel(aten.dropout.default, DispatchKey.CompositeImplicitAutograd, _dropout), \
             with_kernel(aten.dropout.default, DispatchKey.Autograd, _dropout):
         yield

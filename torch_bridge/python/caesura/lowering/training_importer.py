@@ -18,7 +18,7 @@ from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, arguments_of, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.ops.exchange import is_exchange, write_exchange
-from caesura.lowering.ops.gradient_conventions import CONVENTIONS, DERIVED
+from caesura.lowering.ops.gradient_conventions import CONVENTIONS, derived, detach
 from caesura.lowering.ops.loss import with_ignored
 from caesura.lowering.ops.normalization import fixed_batch_norm
 from caesura.lowering.registry import TABLE, Refused, aten
@@ -45,7 +45,7 @@ def _batch_norm(w, node, x, weight, bias, mean, variance, training, momentum, ep
         raise Refused("running statistics as a plain mean of all batches")
     if node not in w.left_statistics:
         made = TABLE[node.target](w, node, x, weight, bias, mean, variance, training, momentum, epsilon)
-        return *made[:3], *(_detach(w, node, statistic) for statistic in made[3:])  # autograd knows no gradient of theirs
+        return *made[:3], *(detach(w, node, statistic) for statistic in made[3:])  # autograd knows no gradient of theirs
     dtype, shape = result(node, 0)
     x = w.cast(x, mean.dtype)
     weight = w.full(1, mean.dtype, mean.shape) if weight is None else weight
@@ -67,10 +67,6 @@ def _dropout(w, node, x, ratio, training):
     return w.make("Dropout", [x, w.constant(ratio, torch.float32)], *result(node, 0)), None
 
 
-def _detach(w, node, x):
-    return w.make("Detach", [x], x.dtype, x.shape, domain=DOMAIN)
-
-
 def _embedding(w, node, weight, indices, padding=-1, by_frequency=False, sparse=False):
     if by_frequency:
         raise Refused("gradients scaled by frequency")
@@ -80,7 +76,7 @@ def _embedding(w, node, weight, indices, padding=-1, by_frequency=False, sparse=
     # The row of what pads does not learn from here.
     is_padding = w.make("Equal", [indices, w.constant(padding, indices.dtype)], torch.bool, indices.shape)
     is_padding = w.make("Unsqueeze", [is_padding, w.constant([-1])], torch.bool, (*indices.shape, 1))
-    return w.make("Where", [is_padding, _detach(w, node, y), y], y.dtype, y.shape)
+    return w.make("Where", [is_padding, detach(w, node, y), y], y.dtype, y.shape)
 
 
 def _nll_loss(w, node, x, target, weight, reduction, ignore_index):
@@ -130,7 +126,7 @@ def _by_pytorch(w, node, *arguments):
     if target is aten._embedding_bag_forward_only.default:  # traced without gradients; the other one has a derivative
         target, given[5] = aten._embedding_bag.default, False  # which is dense
     if is_constant:
-        given = [_detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
+        given = [detach(w, node, a) if isinstance(a, Tensor) else a for a in given]
     written = aten_node(target, given, lambda item: item.name if isinstance(item, (Tensor, Scalar)) else None,
                         [w.name(tensor) for tensor in made])
     written.name = w.fresh("aten")
@@ -142,7 +138,6 @@ def _by_pytorch(w, node, *arguments):
 
 
 _FORWARD = {
-    aten.detach.default: _detach,
     aten.embedding.default: _embedding,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_inference,
@@ -192,8 +187,8 @@ class ForwardImporter(Importer):
         ours = CONVENTIONS.get(node.target) or super().function(node)
         if has_complex(node) or (self.twice and _is_left_twice(node)):
             ours = None
-        if ours is not None and node.target in DERIVED and self.decompositions is not None:
-            ours = functools.partial(self._with_pytorchs_gradient, ours)
+        if ours is not None and self.decompositions is not None and (count := derived(node.target, arguments_of(node))):
+            ours = functools.partial(self._with_pytorchs_gradient, ours, count)
         return _FORWARD.get(node.target) or functools.partial(self._ours_or_pytorchs, ours)
 
     def _ours_or_pytorchs(self, ours, w, node, *arguments):
@@ -265,12 +260,12 @@ class ForwardImporter(Importer):
         given = [[n.meta["val"] for n in nodes] for nodes in node.args[:3]]
         return self._give_gradient(w, node, self.functions[number].trace(*given, self.decompositions), values, inputs, saved)
 
-    def _with_pytorchs_gradient(self, ours, w, node, *arguments):
-        """What `ours` makes of the call, with PyTorch's own derivative."""
+    def _with_pytorchs_gradient(self, ours, count, w, node, *arguments):
+        """What `ours` makes of the call, with PyTorch's own derivative by `count` of its first arguments."""
         nodes = tensors_given(node)
         if nodes is None:
             raise Refused("a derivative by a number that changes")
-        moving = arguments_of(node)[:DERIVED[node.target]]
+        moving = arguments_of(node)[:count]
         inputs = [n for n in nodes if n in moving and n.meta["val"].is_floating_point()]
         value = ours(w, node, *arguments)
         if not inputs or not value.dtype.is_floating_point:
@@ -304,7 +299,7 @@ class ForwardImporter(Importer):
         body = make_model(backward.writer, names, results).graph
         w.begin_at(backward.writer)
         outputs = [w.fresh("with_gradient") for _ in values]
-        w.node("WithGradient", [*(_detach(w, node, v) for v in values), *inputs, *(_detach(w, node, s) for s in saved)], outputs,
+        w.node("WithGradient", [*(detach(w, node, v) for v in values), *inputs, *(detach(w, node, s) for s in saved)], outputs,
                domain=DOMAIN, gradient=body, gradient_inputs=of)
         return tuple(Tensor(name, value.dtype, value.shape) for name, value in zip(outputs, values))
 

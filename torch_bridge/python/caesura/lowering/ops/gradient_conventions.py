@@ -11,10 +11,10 @@ import math
 import torch
 
 from caesura.capture.fx_meta import result
-from caesura.lowering.onnx_builder import Tensor, positive
+from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
 from caesura.lowering.ops.elementwise import operand, sign
 from caesura.lowering.ops.indexing import broadcast_shape
-from caesura.lowering.ops.reduction import reduce, var, var_mean
+from caesura.lowering.ops.reduction import moments, reduce, sum_
 from caesura.lowering.registry import Refused, aten, register
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
@@ -31,11 +31,26 @@ def _conventional(*targets):
 
 # Calls that get PyTorch's own derivative, traced, and how many of their first arguments have one: what our rules make of their
 # ops is another gradient at special values. A ForwardImporter writes the call by CONVENTIONS or TABLE all the same.
-DERIVED = {
+_DERIVED = {
     aten.binary_cross_entropy.default: 2, aten.clamp.Tensor: 3, aten.clamp_max.Tensor: 2, aten.clamp_min.Tensor: 2,
-    aten.logit.default: 1, aten.special_entr.default: 1, aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2,
-    aten.special_xlog1py.self_scalar: 2, aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
+    aten.logit.default: 1, aten.logsumexp.default: 1, aten.nansum.default: 1, aten.special_entr.default: 1,
+    aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2, aten.special_xlog1py.self_scalar: 2,
+    aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
 }
+
+
+def derived(target, arguments) -> int:
+    """How many of the first arguments PyTorch's own derivative is for; 0 where our rules differentiate the call."""
+    if target == aten.linalg_vector_norm.default:
+        return int(arguments[1] in (math.inf, -math.inf))
+    if target == aten.pow.Tensor_Scalar:
+        return int(arguments[1] == 1.5)  # its derivative has a square root
+    return _DERIVED.get(target, 0)
+
+
+@_conventional(aten.detach.default)
+def detach(w, node, x):
+    return w.make("Detach", [x], x.dtype, x.shape, domain=DOMAIN)
 
 
 class _Math:
@@ -137,6 +152,7 @@ def hardtanh(w, node, x, low, high):
 @_conventional(aten.hardsigmoid.default)
 def hardsigmoid(w, node, x):
     dtype, m, (x,) = _math(w, node, x)
+    x = m.op("Where", m.test("IsNaN", x), math.nan, x)  # no gradient here
     return w.cast(_within(m, x, -3, 3, m.op("Div", m.op("Add", x, 3), 6), 0, 1), dtype)
 
 
@@ -283,11 +299,34 @@ def sgn(w, node, x):
     return sign(w, node, x)
 
 
+@_conventional(aten.nansum.default)
+def nansum(w, node, x, axes, keepdim, *options):
+    if x.dtype.is_floating_point:
+        m = _Math(w, x.dtype, x.shape)
+        x = m.op("Where", m.test("IsNaN", x), 0, x)
+    return sum_(w, node, x, axes, keepdim)
+
+
 def _root(w, variance):
     """The square root, with no gradient at zero."""
     m = _Math(w, variance.dtype, variance.shape)
     zero = m.test("Equal", variance, 0)
     return m.op("Where", zero, 0, m.op("Sqrt", m.op("Where", zero, 1, variance)))
+
+
+@_conventional(aten.var.correction)
+def var(w, node, x, axes, correction, keepdim):
+    return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
+
+
+@_conventional(aten.var_mean.correction)
+def var_mean(w, node, x, axes, correction, keepdim):
+    return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
+
+
+def _moments(w, node, *arguments):
+    """No gradient goes through the mean that is taken away: those of all elements add up to zero, or, of infinities, to NaN."""
+    return moments(w, *arguments, center=lambda mean: detach(w, node, mean))
 
 
 @_conventional(aten.std.correction)

@@ -99,15 +99,16 @@ def any_true(w, node, x, axes=None, keepdim=False):
 
 @register(aten.var.correction)
 def var(w, node, x, axes, correction, keepdim):
-    return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
+    return moments(w, x, axes, correction, keepdim, *result(node))[0]
 
 
 @register(aten.var_mean.correction)
 def var_mean(w, node, x, axes, correction, keepdim):
-    return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
+    return moments(w, x, axes, correction, keepdim, *result(node, 0))
 
 
-def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
+def moments(w, x, axes, correction, keepdim, dtype, shape, center=lambda mean: mean):
+    """The variance and the mean. center: gives the mean that is taken from x."""
     axes = _axes(axes, x.rank)
     correction = 1 if correction is None else correction
     count = 1
@@ -119,7 +120,7 @@ def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
         raise Refused("a variance of fewer elements than its correction takes away")
     kept = [1 if d in axes else s for d, s in enumerate(x.shape)]
     mean = reduce(w, "ReduceMean", x, axes, True, dtype, kept)
-    away = w.make("Sub", [x, mean], dtype, x.shape)
+    away = w.make("Sub", [x, center(mean)], dtype, x.shape)
     square = w.make("Mul", [away, away], dtype, x.shape)
     total = reduce(w, "ReduceSum", square, axes, keepdim, dtype, shape)
     variance = w.make("Mul", [total, w.constant(1 / (count - correction), dtype)], dtype, shape)
