@@ -31,12 +31,17 @@ UNARY = {name: getattr(torch, name) for name in (
     "nan_to_num of one's own": lambda x: x.nan_to_num(3.0, 5.0, -5.0), "logit": lambda x: torch.logit(x, 1e-3),
     "where": lambda x: torch.where(x > 0, x, x * 2), "masked_fill": lambda x: x.masked_fill(x.isnan(), 0.0),
     "round to 1": lambda x: torch.round(x, decimals=1), "remainder 2": lambda x: x % 2, "floor_divide 2": lambda x: x // 2,
-    "fmod 2": lambda x: torch.fmod(x, 2), "x == x": lambda x: x == x, "to int": lambda x: x.clamp(-5, 5).nan_to_num().to(torch.int64),
+    "fmod 2": lambda x: torch.fmod(x, 2), "x == x": lambda x: x == x,
+    "to int": lambda x: x.clamp(-1e30, 1e30).to(torch.int64), "to int32": lambda x: x.to(torch.int32),
 }
 
 # In vectors eager's code has other gradients for NaN than for an element by itself, whose gradient is ours at any place.
 BY_PLACE = "relu6 hardtanh hardshrink softshrink elu selu celu hardswish".split()
 UNARY |= {f"{name} of a NaN": lambda x, f=UNARY[name]: f(x[:1]) for name in [*BY_PLACE, "hardsigmoid"]}
+
+
+def _divisor(x):
+    return torch.where(x.abs() < 1e-3, x * 0, x)
 
 
 def probability(x):
@@ -54,6 +59,8 @@ BINARY = {name: getattr(torch, name) for name in (
                                                                               .nan_to_num()))),
     "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "clamp by tensors": lambda a, b: a.clamp(b, b + 1),
     "where": lambda a, b: torch.where(a < b, a, b), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "isclose": lambda a, b: torch.isclose(a, b),
+    "remainder of small": lambda a, b: torch.remainder(a.clamp(-6, 6), _divisor(b)),
+    "fmod of small": lambda a, b: torch.fmod(a.clamp(-6, 6), _divisor(b)), "log of a sigmoid times": lambda a, b: F.logsigmoid(a) * b,
     "prelu": lambda a, b: torch.where(a > 0, a, a * b), "addcdiv": lambda a, b: torch.addcdiv(a, a, b), "huber": lambda a, b: F.huber_loss(
         a, b, reduction="none"), "smooth_l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="none"), "l1": lambda a, b: F.l1_loss(
         a, b, reduction="none"), "mse": lambda a, b: F.mse_loss(a, b, reduction="none"),
@@ -74,6 +81,11 @@ REDUCTIONS = {name: (lambda x, f=getattr(torch, name): f(x, dim=1)) for name in 
     "max of all with ties": lambda x: x[-7].max(),
     "multi_margin_loss": lambda x: F.multi_margin_loss(x, torch.arange(len(ROWS)) % 4, reduction="none"),
     "multi_margin_loss of squares": lambda x: F.multi_margin_loss(x, torch.arange(len(ROWS)) % 4, p=2, reduction="none"),
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x, torch.tensor([[2, 0, -1, -1]] * len(ROWS)), reduction="none"),
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0), "sinc of denormals": lambda x: torch.sinc(x * torch.finfo(x.dtype).tiny / 4096),
+    "amin of one": lambda x: torch.stack([v.amin() for v in x.flatten()[:12]]), "norm of one": lambda x: torch.stack(
+        [torch.linalg.vector_norm(v) for v in x.flatten()[:12]]), "scatter_reduce amin": lambda x: torch.zeros(4, 4, dtype=x.dtype)
+    .scatter_reduce(0, torch.arange(len(ROWS))[:, None].expand(-1, 4) // 4, x, "amin", include_self=False),
     "all of": lambda x: (x > 0).all(1), "max of all": lambda x: x[-1].max() * x[:, 0], "median of all": lambda x: x[-1].median() * x[:, 0],
 }
 
@@ -96,8 +108,8 @@ LEFT_OUT = {
     "unary gelu",  # eager gives NaN at infinity
     "unary logit",  # the gradient at NaN depends on the dtype
     "unary floor_divide 2", "binary floor_divide", "binary heaviside",  # eager has no derivative
-    "binary remainder", "binary fmod",  # 1e30 by 1e-30; the gradient for a divisor of 0 or infinity
     "binary addcdiv",  # gradients for infinite and NaN operands
+    "binary remainder", "binary fmod",  # 1e30 by 1e-30
     "of a row std", "of a row layer_norm",  # squares that overflow
     "of a row adaptive max pool",  # eager takes the last of several NaN
     "of a row max of all", "of a row median of all",  # a NaN gradient times zero

@@ -13,7 +13,7 @@ def tensors_given(node: torch.fx.Node) -> list | None:
 
 
 def derivative(node: torch.fx.Node, nodes: list, inputs: list, decompositions) -> torch.fx.GraphModule:
-    """The gradients of a call with one result, as a graph of ATen calls: from the result's gradient and the tensors that `nodes`
+    """The gradients of a call's first result, as a graph of ATen calls: from the result's gradient and the tensors that `nodes`
     are to the gradients of `inputs`, which are among the nodes (fake tensors all)."""
     def run(dy, *tensors):
         given = dict(zip(nodes, tensors))
@@ -21,11 +21,13 @@ def derivative(node: torch.fx.Node, nodes: list, inputs: list, decompositions) -
         def call(*moving):
             known = given | dict(zip(inputs, moving))
             args, kwargs = tree_map(lambda a: known[a] if isinstance(a, torch.fx.Node) else a, (node.args, node.kwargs))
-            return node.target(*args, **kwargs)
+            made = node.target(*args, **kwargs)
+            return made if isinstance(made, torch.Tensor) else made[0]
 
         return torch.func.vjp(call, *(given[i] for i in inputs))[1](dy)
 
-    values = [node.meta["val"], *(n.meta["val"] for n in nodes)]
+    value = node.meta["val"]
+    values = [value if isinstance(value, torch.Tensor) else value[0], *(n.meta["val"] for n in nodes)]
     with detect_fake_mode(values), torch.fx.traceback.preserve_node_meta():
         fresh = [torch.empty_like(value) for value in values]
         traced = make_fx(torch.func.functionalize(run), decomposition_table=decompositions)(*fresh)

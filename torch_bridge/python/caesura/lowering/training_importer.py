@@ -146,9 +146,9 @@ _FORWARD = {
     aten.nll_loss2d_forward.default: _nll_loss,
     aten._log_softmax.default: _log_softmax,
 }
-# Calls that are not to be decomposed on the way to a forward model; the last one PyTorch differentiates: infinity times zero
-# stands in the derivative of what it is made of.
-KEPT = set(TABLE) | set(CONVENTIONS) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default}
+# Calls that are not to be decomposed on the way to a forward model; the last ones PyTorch differentiates: infinity or NaN
+# times zero stands in the derivatives of what they are made of.
+KEPT = set(TABLE) | set(CONVENTIONS) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default, aten.renorm.default}
 # To be decomposed in a forward that takes gradients: our rules do not differentiate what our ops have for these.
 DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
                     aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default}
@@ -267,11 +267,13 @@ class ForwardImporter(Importer):
             raise Refused("a derivative by a number that changes")
         moving = arguments_of(node)[:count]
         inputs = [n for n in nodes if n in moving and n.meta["val"].is_floating_point()]
-        value = ours(w, node, *arguments)
+        made = ours(w, node, *arguments)
+        value, *others = made if isinstance(made, tuple) else (made,)
         if not inputs or not value.dtype.is_floating_point:
-            return value
+            return made
         traced = derivative(node, nodes, inputs, self.decompositions)
-        return self._give_gradient(w, node, traced, [value], *([self.values[n] for n in of] for of in (inputs, nodes)))[0]
+        given = self._give_gradient(w, node, traced, [value], *([self.values[n] for n in of] for of in (inputs, nodes)))
+        return (*given, *others) if isinstance(made, tuple) else given[0]
 
     def _give_gradient(self, w, node, traced, values, inputs, saved):
         """The values, with the gradients of `inputs` that the traced graph makes of the values' gradients and of `saved`."""

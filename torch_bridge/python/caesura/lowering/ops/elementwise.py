@@ -391,7 +391,13 @@ def masked_fill(w, node, x, mask, value):
 
 @register(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 def to_copy(w, node, x, *options):
-    return w.cast(x, result(node)[0])
+    dtype, shape = result(node)
+    made = w.cast(x, dtype)
+    if not x.dtype.is_floating_point or dtype not in (torch.int32, torch.int64) or node.meta["val"].device.type != "cpu":
+        return made
+    # ONNX leaves NaN open, and our Cast makes zeros of it.
+    is_nan = w.make("IsNaN", [x], torch.bool, x.shape)
+    return w.make("Where", [is_nan, w.constant(torch.iinfo(dtype).min, dtype), made], dtype, shape)
 
 
 @register(aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,

@@ -33,16 +33,21 @@ def _conventional(*targets):
 # ops is another gradient at special values. A ForwardImporter writes the call by CONVENTIONS or TABLE all the same.
 _DERIVED = {
     aten.binary_cross_entropy.default: 2, aten.clamp.Tensor: 3, aten.clamp_max.Tensor: 2, aten.clamp_min.Tensor: 2,
-    aten.logit.default: 1, aten.logsumexp.default: 1, aten.nansum.default: 1, aten.special_entr.default: 1,
-    aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2, aten.special_xlog1py.self_scalar: 2,
-    aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
+    aten.fmod.Tensor: 2, aten.log_sigmoid_forward.default: 1, aten.logit.default: 1, aten.logsumexp.default: 1,
+    aten.nansum.default: 1, aten.remainder.Tensor: 2, aten.sinc.default: 1, aten.special_entr.default: 1,
+    aten.special_sinc.default: 1, aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2,
+    aten.special_xlog1py.self_scalar: 2, aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
 }
 
 
 def derived(target, arguments) -> int:
     """How many of the first arguments PyTorch's own derivative is for; 0 where our rules differentiate the call."""
+    if target in (aten.linalg_vector_norm.default, aten.amax.default, aten.amin.default) and arguments[0].meta["val"].dim() == 0:
+        return 1  # its gradient is NaN for NaN; what we make of it is no reduction
     if target == aten.linalg_vector_norm.default:
         return int(arguments[1] in (math.inf, -math.inf))
+    if target == aten.scatter_reduce.two:  # left out, self's elements do not share a gradient
+        return 4 if arguments[4] in ("amax", "amin") and not arguments[5] else 0
     if target == aten.pow.Tensor_Scalar:
         return int(arguments[1] == 1.5)  # its derivative has a square root
     return _DERIVED.get(target, 0)
@@ -175,6 +180,15 @@ def softplus(w, node, x, beta, threshold):
 @_conventional(aten.mish.default)
 def mish(w, node, x):
     return w.make("Mish", [x], *result(node))
+
+
+@_conventional(aten.log_sigmoid_forward.default)
+def log_sigmoid(w, node, x):
+    dtype, shape = result(node, 0)
+    m = _Math(w, torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype, shape)
+    x = w.cast(x, m.dtype)
+    e = m.op("Exp", m.op("Neg", m.op("Abs", x)))
+    return tuple(w.cast(t, dtype) for t in (m.op("Sub", m.op("Min", x, 0), _log1p(m, e)), e))
 
 
 @register(aten.elu.default)

@@ -101,7 +101,7 @@ def _margins(w, x, target, is_target):
     margins = w.make("Sub", [w.constant(1, x.dtype), w.reshape(scores, column)], x.dtype, column)
     margins = w.make("Add", [margins, w.reshape(x, row)], x.dtype, shape)
     others = w.make("Equal", [w.reshape(is_target, row), w.constant(0, x.dtype)], torch.bool, row)
-    positive = w.make("Not", [w.make("LessOrEqual", [margins, w.constant(0, x.dtype)], torch.bool, shape)], torch.bool, shape)
+    positive = w.make("Greater", [margins, w.constant(0, x.dtype)], torch.bool, shape)  # false of NaN
     counting = w.make("And", [w.reshape(counts, column), others], torch.bool, shape)
     return margins, w.make("And", [counting, positive], torch.bool, shape), labels
 
