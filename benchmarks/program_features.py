@@ -197,9 +197,12 @@ def write_shape(d):
 def foreach(d):
     a, b = d.pick(written=True), d.pick(written=True)
     u, w = d.pick(), d.pick()
+    if d.rng.random() < 0.3 or d.storage(a) == d.storage(b):  # one reads what another one writes: eager's gradient is of old values
+        return d.block("with torch.no_grad():", [d.rng.choice([
+            f"torch._foreach_add_([{a}, {b}], [{b}, {a}])", f"torch._foreach_mul_([{a}, {b}], 0.5)",
+            f"torch._foreach_add_([{a}, {b}], [{a}, {b}])", f"torch._foreach_lerp_([{b}, {a}], [{a}, {b}], 0.5)"])])
     return d.rng.choice([
-        f"torch._foreach_mul_([{a}, {b}], 0.5)", f"torch._foreach_add_([{a}, {b}], [{a}, {b}])", f"torch._foreach_add_([{a}], [{u}])",
-        f"torch._foreach_add_([{a}, {b}], [{b}, {a}])", f"torch._foreach_sin_([{a}])", f"torch._foreach_copy_([{a}], [{u}])",
+        f"torch._foreach_mul_([{a}, {b}], 0.5)", f"torch._foreach_add_([{a}], [{u}])", f"torch._foreach_sin_([{a}])", f"torch._foreach_copy_([{a}], [{u}])",
         f"{d.fresh()}, {d.fresh()} = torch._foreach_mul([{u}, {w}], 2.0)", f"{d.fresh()}, {d.fresh()} = torch._foreach_add([{u}, {w}], 1)",
         f"torch._foreach_lerp_([{a}], [{u}], 0.5)"])
 

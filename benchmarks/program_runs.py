@@ -230,7 +230,7 @@ def draws_dropout(source):
 
 def writes_data_that_gradients_need(route, source):
     """True if eager's backward would raise, did it notice what is written through .data (docs/differences.md)."""
-    noticed = load(source.replace(".data.", ".detach().").replace(".data[", ".detach()["), "noticed.py", "float32")
+    noticed = load(re.sub(r"\.data\b(?! =)", ".detach()", source), "noticed.py", "float32")
     return ".data" in source and "modified by an inplace operation" in str(eager(route, noticed)[1])
 
 

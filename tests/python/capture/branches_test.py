@@ -77,11 +77,16 @@ def written_windows(m, x):
     return y
 
 
+def strided_loop(m, x):
+    return m.a(x) + torch.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), x[:3].diagonal()))[1]
+
+
 @pytest.mark.parametrize("forward, why", [
     (mapped, r"map_impl: no equivalent in ONNX ops \(at .*branches_test.py"),
     (scanned, r"scan: no equivalent in ONNX ops \(at .*branches_test.py"),
+    (strided_loop, r"to have same metadata but found: \(at .*branches_test.py"),
     (written_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
-], ids=["map", "scan", "unfold"])
+], ids=["map", "scan", "strided loop", "unfold"])
 def test_is_refused_by_name(forward, why):
     module, (x, target) = make(forward), data(1)[0]
     with pytest.raises(caesura.StepRefused, match=why):

@@ -98,6 +98,18 @@ def test_autograd_switched_on_by_the_forward(run, compiler):
         assert any(expected[0]) == (mode is not torch.inference_mode)
 
 
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_global_hooks_are_called_once_by_a_graph_left_to_pytorch():
+    module = Switching(some)
+    wrapped, handle = caesura.wrap(module), nn.modules.module.register_module_forward_hook(
+        lambda of, args, y: [z * 2 for z in y] if of is module else y)
+    try:
+        with torch.inference_mode():
+            torch.testing.assert_close(list(wrapped(torch.ones(3, 4))), list(module(torch.ones(3, 4))))
+    finally:
+        handle.remove()
+
+
 def test_a_region_without_autocast_has_a_precise_backward():
     """The backward of a region within autocast that casts nothing is that of float32."""
     class Precise(nn.Module):

@@ -66,6 +66,22 @@ def test_outputs_share_memory_as_in_eager(base, mode):
     torch.testing.assert_close(found[3:], expected[3:])
 
 
+def test_gradients_that_no_result_taken_reaches_are_none():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.last(x)
+            return self.first(x), y, y.view(-1)
+
+    for taken in range(3):
+        module = caesura.wrap(Two())
+        module(torch.ones(3, 4))[taken].sum().backward()
+        assert [p.grad is None for p in module.parameters()] == [taken > 0] * 2 + [taken == 0] * 2
+
+
 def test_transposed_results_keep_their_layout_where_sizes_are_symbols():
     class Transposed(nn.Module):
         def forward(self, x):

@@ -6,7 +6,7 @@ import collections
 
 import torch
 
-from caesura.capture.compat import get_data, is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id
+from caesura.capture.compat import force_recompile, get_data, is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id
 from caesura.capture.shared_memory import tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
@@ -67,10 +67,16 @@ def unlike_captured(graph: torch.fx.Graph, written, records: bool):
     return why
 
 
+def plain_forward(module: torch.fx.GraphModule):
+    """The function of Dynamo's graph, in eager. One that is not compiled yet would call the module, and with it global hooks."""
+    force_recompile(module)
+    return module.forward
+
+
 def run_in_eager(module: torch.fx.GraphModule, values, reason: str):
     """Runs Dynamo's graph on PyTorch's kernels, and reports the fallback."""
     fall_back([("a call", reason, "{}:{} in {}".format(*calling_line()))])
-    return module.forward(*values)
+    return plain_forward(module)(*values)
 
 
 def unless_unlike(compiled, module: torch.fx.GraphModule, written, records: bool):

@@ -28,6 +28,7 @@ _PRIVATE = {
     "aot_autograd": "torch._dynamo.backends.common.aot_autograd",
     "core_aten_decompositions": "torch._decomp.core_aten_decompositions",
     "default_partition": "torch._functorch.partitioners.default_partition",
+    "force_recompile": "torch.fx._lazy_graph_module._LazyGraphModule.force_recompile",
     "functorch_config": "torch._functorch.config",
     "get_decompositions": "torch._decomp.get_decompositions",
     "inductor_config": "torch._inductor.config",  # its fallback_random: whether a graph keeps random calls that nothing reads

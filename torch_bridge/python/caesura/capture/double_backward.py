@@ -73,10 +73,10 @@ class Again:
             for i in self.mutated:
                 arguments[i] = arguments[i].clone()
             if not self.random:
-                return tensors, self.module(*arguments)
+                return tensors, self.module.forward(*arguments)
             torch.set_rng_state(random)
             with corrected, enable_python_dispatcher(), _Drawing(self.decompositions()):
-                return tensors, self.module(*arguments)
+                return tensors, self.module.forward(*arguments)
 
 
 def without_tokens(forward, metadata) -> tuple:
@@ -159,7 +159,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
         random = torch.get_rng_state() if again.random else None
         results = compiled(*arguments)
         tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
-        node = _node_of(results, tensors)
+        node = node_of(results, tensors)
         if node is not None:
             sizes = [s for s in arguments if not isinstance(s, torch.Tensor)]
             node.register_hook(_Replacement(again, metadata, tensors, sizes, random))
@@ -168,7 +168,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
     return run
 
 
-def _node_of(results, tensors):
+def node_of(results, tensors):
     """The autograd node of the graph that made the results; None if there is none. Some results are views of others."""
     seen = {t.grad_fn for t in tensors if t.grad_fn is not None}
     reached = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]

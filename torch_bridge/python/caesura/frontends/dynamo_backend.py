@@ -10,7 +10,7 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import (data_assignments, hidden_writes, share_storage, unless_unlike, unnoticed,
+from caesura.capture.aliasing import (data_assignments, hidden_writes, plain_forward, share_storage, unless_unlike, unnoticed,
                                       views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, inductor_config,
@@ -28,7 +28,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.reports import StrictError, fall_back, note_detour
-from caesura.runtime.autograd_call import describe_call, open_call, recording
+from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
 
@@ -109,21 +109,21 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     assigned = [node for node in data_assignments(module.graph) if node.args[0].op == "placeholder"]
     if assigned:  # p.data = ...; AOT autograd has no graph for it
         fall_back([("a graph", "it assigns the data of a tensor that it is given", describe(n)) for n in assigned])
-        return module.forward
+        return plain_forward(module)
     shared = share_storage(module.graph)
     if shared:  # AOT autograd's graph for it would be for such calls only
         fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
-        return module.forward
+        return plain_forward(module)
     twice = writes_to_overlaps(module.graph)
     if twice:
         fall_back([("a graph", "it writes to a tensor whose elements share memory", describe(n)) for n in twice])
-        return module.forward
+        return plain_forward(module)
     records = not torch.is_grad_enabled() and any(
         n.args[0] for n in module.graph.find_nodes(op="call_function", target=set_grad_enabled))
     past = views_past_autograd(module.graph, torch.is_grad_enabled()) if records or torch.is_grad_enabled() else []
     if past:  # AOT autograd makes all views that it hands out in one mode
         fall_back([("a graph", "it hands out views that are made with autograd off, beside what has a gradient", describe(n)) for n in past])
-        return module.forward
+        return plain_forward(module)
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = device != CPU and open_gpu(device)[0] is None
@@ -162,6 +162,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             return call
     if captured.backward is not None:
         compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+        compiled = of_reached(compiled, captured.forward, captured.backward, captured.metadata)
     elif hidden:
         compiled = unnoticed(compiled, hidden)
     if records and captured.metadata.grad_enabled_mutation is None:

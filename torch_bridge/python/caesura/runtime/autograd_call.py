@@ -9,7 +9,7 @@ import torch
 from caesura import _core, torch_kernels
 from caesura.capture.aliasing import run_in_eager, unlike_captured
 from caesura.capture.compat import OpOverload, jit_operation, schema
-from caesura.capture.double_backward import Again, differentiate
+from caesura.capture.double_backward import Again, differentiate, node_of
 from caesura.capture.fx_meta import is_tensor
 from caesura.reports import collect_from, lose, note_detour
 from caesura.runtime.gpu import CPU, open_gpu
@@ -195,6 +195,37 @@ def _reached(backward, gradients) -> list:
             sources[node] = functools.reduce(operator.or_, map(sources.__getitem__, node.all_input_nodes), 0)
     masks = [sources.get(result) or -1 if isinstance(result, torch.fx.Node) else 0 for result in backward.results]
     return [[mask >> i & 1 for i in range(len(gradients))] for mask in masks]
+
+
+def of_reached(compiled, forward, backward, metadata):
+    """`compiled`, AOT autograd's callable: gradients that depend on none of the results' gradients given are None. AOT autograd
+    makes zeros of those that are not given."""
+    kinds = type(metadata.output_info[0].output_type) if metadata.output_info else None
+    written = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
+    taking = [info.mutates_data and info.requires_grad for info in written]
+    taking += [info.requires_grad_for_backward and info.output_type in (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
+               for info in metadata.output_info]
+    taking += [True] * metadata.num_intermediate_bases
+    positions = [i for i, takes in enumerate(taking) if takes]
+    saved = len(forward.results) - metadata.num_forward
+    if len(backward.placeholders) != saved + len(positions) or len(backward.results) != len(forward.placeholders):
+        return compiled
+    rows = [row for n, row in zip(forward.placeholders, _reached(backward, backward.placeholders[saved:])) if is_tensor(n)]
+
+    def only_reached(gradients, given):
+        if len(gradients) != len(rows):
+            return None
+        there = [given[i] is not None for i in positions]
+        return tuple(g if any(a and b for a, b in zip(row, there)) else None for g, row in zip(gradients, rows))
+
+    def run(*arguments):
+        results = compiled(*arguments)
+        node = node_of(results, [t for t in arguments if isinstance(t, torch.Tensor)])
+        if node is not None:
+            node.register_hook(only_reached)
+        return results
+
+    return run
 
 
 def _describe_graph(program: GraphProgram):
