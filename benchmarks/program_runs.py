@@ -57,7 +57,9 @@ def weights_of(y):
 
 
 def loss_of(outputs, scale):
-    return sum((y * weights_of(y)).sum() for y in outputs if y.is_floating_point()) * scale
+    """Reads no shapes: Dynamo (2.13 to 2.15) has those of before where a tensor was transposed in place."""
+    flat = [y.reshape(-1) for y in outputs if y.is_floating_point()]
+    return sum((y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype)).sum() for y in flat) * scale
 
 
 def state_of(module, when):
