@@ -14,6 +14,7 @@ import sys
 import types
 
 import torch
+import program_states  # noqa: F401  it adds to the table
 from program_features import FEATURES, HELPERS, Statement
 
 HEAD = """import abc
@@ -78,7 +79,8 @@ class Program:
         """The module Program, inputs(call), before(module, optimizer, handles, call), after(ys, call) and OPTIONS."""
         o, text = self.options, "\n".join(s.text for s in self.statements())
         named = [name for name in HELPERS if re.search(rf"\b{name}\b", text)]
-        lines = [f"OPTIONS = { {name: value for name, value in o.items() if value != PLAIN[name]} }", "", *(f"\n{HELPERS[name]}\n" for name in named), "", f"class Program({o['bases']}):",
+        lines = [f"OPTIONS = { {name: value for name, value in o.items() if value != PLAIN[name]} }", "",
+                 *(f"\n{HELPERS[name]}\n" for name in named), "", f"class Program({o['bases']}):",
                  "    def __init__(self):", "        super().__init__()", *(line for s in self.setup for line in s.lines(8)), "",
                  "    def forward(self, x, y):"]
         indent = 8

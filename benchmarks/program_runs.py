@@ -210,7 +210,7 @@ def difference(found, expected, precise):
             return f"{name} where eager has {other}"
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             if (a is None) != (b is None) or (not isinstance(a, torch.Tensor) and a != b):
-                return f"{name} is {a if not isinstance(a, torch.Tensor) else 'a tensor'}, not {b if not isinstance(b, torch.Tensor) else 'a tensor'}"
+                return "{} is {}, not {}".format(name, *("a tensor" if isinstance(v, torch.Tensor) else v for v in (a, b)))
             continue
         problem, distance = compare(name, a, b, TOLERANCE.get(b.dtype, 0.0))
         if problem and b.dtype == torch.float32 and 0 < distance < 1e-2:

@@ -172,7 +172,7 @@ def prepare():
 
 
 def run(seeds, options):
-    began, counted, by_feature = time.monotonic(), collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter)
+    began, counted, by_feature = time.monotonic(), *(collections.defaultdict(collections.Counter) for _ in range(2))
     reasons, spent, log = collections.Counter(), 0.0, open(options.json, "w") if options.json else None
     for seed, (route, outcome, reason, features, text, seconds) in all_results(seeds, options):
         counted[route][outcome] += 1
@@ -197,7 +197,8 @@ def run(seeds, options):
     for route, of in counted.items():
         checked = sum(of.values()) - of["left out"]
         print(f"{route}: {', '.join(f'{of[outcome]} {outcome}' for outcome in OUTCOMES if of[outcome])}; of {checked}: "
-              f"refused {(of['refused'] + of['left to PyTorch']) / max(checked, 1):.1%}, ours {(of['ours'] + of['as eager fails']) / max(checked, 1):.1%}")
+              f"refused {(of['refused'] + of['left to PyTorch']) / max(checked, 1):.1%}, "
+              f"ours {(of['ours'] + of['as eager fails']) / max(checked, 1):.1%}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{len(seeds)} programs in {time.monotonic() - began:.0f} s, {spent / max(len(seeds), 1):.2f} CPU-s each without shrinking, "
           f"{used.ru_utime + used.ru_stime:.0f} CPU-s in all")

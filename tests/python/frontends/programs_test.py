@@ -3,7 +3,6 @@
 
 import os
 import pathlib
-import sys
 
 import pytest
 from fork_server import Program

@@ -122,7 +122,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         n.args[0] for n in module.graph.find_nodes(op="call_function", target=set_grad_enabled))
     past = views_past_autograd(module.graph, torch.is_grad_enabled()) if records or torch.is_grad_enabled() else []
     if past:  # AOT autograd makes all views that it hands out in one mode
-        fall_back([("a graph", "it hands out views that are made with autograd off, beside what has a gradient", describe(n)) for n in past])
+        fall_back([("a graph", "it hands out views made with autograd off, beside what has a gradient", describe(n)) for n in past])
         return plain_forward(module)
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.

@@ -203,8 +203,8 @@ def of_reached(compiled, forward, backward, metadata):
     kinds = type(metadata.output_info[0].output_type) if metadata.output_info else None
     written = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
     taking = [info.mutates_data and info.requires_grad for info in written]
-    taking += [info.requires_grad_for_backward and info.output_type in (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
-               for info in metadata.output_info]
+    taking += [info.requires_grad_for_backward and
+               info.output_type in (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view) for info in metadata.output_info]
     taking += [True] * metadata.num_intermediate_bases
     positions = [i for i, takes in enumerate(taking) if takes]
     saved = len(forward.results) - metadata.num_forward
