@@ -41,7 +41,7 @@ UNARY |= {f"{name} of a NaN": lambda x, f=UNARY[name]: f(x[:1]) for name in [*BY
 
 
 def _divisor(x):
-    return torch.where(x.abs() < 1e-3, x * 0, x)
+    return torch.where(x.abs() < 1e-3, x - x.detach(), x)
 
 
 def probability(x):
