@@ -56,7 +56,7 @@ FLOAT32_CONSTANTS = re.compile("hardsigmoid")
 BY_PLACE = re.compile(r"nn\.functional\.(relu6|hardtanh|hardshrink|softshrink|elu|selu|celu|hardswish|gelu)$")
 # Differences of filled samples that are known: the fill, the operators, and the reason. They are counted, and are not wrong.
 LISTED = (
-    ("infinities", r"(var|std)_mean|nn\.functional\.instance_norm|native_batch_norm",
+    ("infinities", r"(masked\.)?(var|std)(_mean)?|nn\.functional\.instance_norm|native_batch_norm",
      "docs/differences.md: means and norms of infinities"),
     ("NaN", r"nn\.functional\.adaptive_max_pool[123]d", "docs/differences.md: adaptive max pools over several NaNs"),
     ("infinities", r"nn\.functional\.interpolate", "docs/differences.md: interpolation beside an infinity"),

@@ -14,7 +14,7 @@ from caesura.capture.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
 from caesura.lowering.ops.elementwise import operand, sign
 from caesura.lowering.ops.indexing import broadcast_shape
-from caesura.lowering.ops.reduction import moments, reduce, sum_
+from caesura.lowering.ops.reduction import reduce, sum_, var, var_mean
 from caesura.lowering.registry import Refused, aten, register
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
@@ -34,9 +34,9 @@ def _conventional(*targets):
 _DERIVED = {
     aten.binary_cross_entropy.default: 2, aten.clamp.Tensor: 3, aten.clamp_max.Tensor: 2, aten.clamp_min.Tensor: 2,
     aten.fmod.Tensor: 2, aten.log_sigmoid_forward.default: 1, aten.logit.default: 1, aten.logsumexp.default: 1,
-    aten.nansum.default: 1, aten.remainder.Tensor: 2, aten.sinc.default: 1, aten.special_entr.default: 1,
-    aten.special_sinc.default: 1, aten.special_xlog1py.default: 2, aten.special_xlog1py.other_scalar: 2,
-    aten.special_xlog1py.self_scalar: 2, aten.xlogy.Scalar_Other: 2, aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
+    aten.nansum.default: 1, aten.remainder.Tensor: 2, aten.special_entr.default: 1, aten.special_xlog1py.default: 2,
+    aten.special_xlog1py.other_scalar: 2, aten.special_xlog1py.self_scalar: 2, aten.xlogy.Scalar_Other: 2,
+    aten.xlogy.Scalar_Self: 2, aten.xlogy.Tensor: 2,
 }
 
 
@@ -269,7 +269,7 @@ def smooth_l1_loss(w, node, x, target, reduction, beta):
 @_conventional(aten.sinc.default, aten.special_sinc.default)
 def sinc(w, node, x):
     dtype, m, (x,) = _math(w, node, x)
-    zero = m.test("Equal", x, 0)
+    zero = m.test("Equal", m.op("Mul", x, x), 0)  # of a denormal too: its inverse is infinite
     angle = m.op("Mul", m.op("Where", zero, 1, x), math.pi)
     return w.cast(m.op("Where", zero, 1, m.op("Div", m.op("Sin", angle), angle)), dtype)
 
@@ -326,21 +326,6 @@ def _root(w, variance):
     m = _Math(w, variance.dtype, variance.shape)
     zero = m.test("Equal", variance, 0)
     return m.op("Where", zero, 0, m.op("Sqrt", m.op("Where", zero, 1, variance)))
-
-
-@_conventional(aten.var.correction)
-def var(w, node, x, axes, correction, keepdim):
-    return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
-
-
-@_conventional(aten.var_mean.correction)
-def var_mean(w, node, x, axes, correction, keepdim):
-    return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
-
-
-def _moments(w, node, *arguments):
-    """No gradient goes through the mean that is taken away: those of all elements add up to zero, or, of infinities, to NaN."""
-    return moments(w, *arguments, center=lambda mean: detach(w, node, mean))
 
 
 @_conventional(aten.std.correction)

@@ -99,16 +99,15 @@ def any_true(w, node, x, axes=None, keepdim=False):
 
 @register(aten.var.correction)
 def var(w, node, x, axes, correction, keepdim):
-    return moments(w, x, axes, correction, keepdim, *result(node))[0]
+    return _moments(w, node, x, axes, correction, keepdim, *result(node))[0]
 
 
 @register(aten.var_mean.correction)
 def var_mean(w, node, x, axes, correction, keepdim):
-    return moments(w, x, axes, correction, keepdim, *result(node, 0))
+    return _moments(w, node, x, axes, correction, keepdim, *result(node, 0))
 
 
-def moments(w, x, axes, correction, keepdim, dtype, shape, center=lambda mean: mean):
-    """The variance and the mean. center: gives the mean that is taken from x."""
+def _moments(w, node, x, axes, correction, keepdim, dtype, shape):
     axes = _axes(axes, x.rank)
     correction = 1 if correction is None else correction
     count = 1
@@ -120,7 +119,7 @@ def moments(w, x, axes, correction, keepdim, dtype, shape, center=lambda mean: m
         raise Refused("a variance of fewer elements than its correction takes away")
     kept = [1 if d in axes else s for d, s in enumerate(x.shape)]
     mean = reduce(w, "ReduceMean", x, axes, True, dtype, kept)
-    away = w.make("Sub", [x, center(mean)], dtype, x.shape)
+    away = w.make("Sub", [x, mean], dtype, x.shape)
     square = w.make("Mul", [away, away], dtype, x.shape)
     total = reduce(w, "ReduceSum", square, axes, keepdim, dtype, shape)
     variance = w.make("Mul", [total, w.constant(1 / (count - correction), dtype)], dtype, shape)
