@@ -126,7 +126,7 @@ def differences(ours, theirs):
             if a is not b:
                 return f"{name} is {'None' if a is None else 'not None'}", 0.0
             continue
-        problem, distance = compare(name, a.detach(), b.detach(), TOLERANCE.get(b.dtype, 0.0))
+        problem, distance, _ = compare(name, a.detach(), b.detach(), TOLERANCE.get(b.dtype, 0.0))
         if problem:
             return problem, distance
         farthest = max(farthest, distance)

@@ -182,7 +182,7 @@ class _Eager:
         numbers = [paths.get(id(value)) if isinstance(value, torch.Tensor) else None for value in values]
         self._values = [(i, value if i is None else None) for i, value in zip(numbers, values)]  # an argument's number, or what stays
 
-    def __call__(self, *arguments):
+    def forward(self, *arguments):
         own = {name: arguments[i] for name, i in self._names.items()}
         args, kwargs = tree_unflatten([v if i is None else arguments[i] for i, v in self._values], self._form)
         outputs = {}
