@@ -212,7 +212,7 @@ def difference(found, expected, precise):
             if (a is None) != (b is None) or (not isinstance(a, torch.Tensor) and a != b):
                 return "{} is {}, not {}".format(name, *("a tensor" if isinstance(v, torch.Tensor) else v for v in (a, b)))
             continue
-        problem, distance = compare(name, a, b, TOLERANCE.get(b.dtype, 0.0))
+        problem, distance, _ = compare(name, a, b, TOLERANCE.get(b.dtype, 0.0))
         if problem and b.dtype == torch.float32 and 0 < distance < 1e-2:
             truth = truth or precise()
             if at < len(truth) and truth[at][0] == name and truth[at][1] is not None:
