@@ -41,6 +41,8 @@ import torch  # noqa: E402
 from program_draw import smaller  # noqa: E402
 from program_runs import OUTCOMES, ROUTES, check, drawn  # noqa: E402
 
+import caesura  # noqa: E402
+
 CHUNK = 200          # programs of a process
 HANGS = 120          # seconds that a program may take
 BAD = ("silent", "failed")
@@ -168,7 +170,8 @@ def main():
 
 def prepare():
     """A first capture, which takes a second more than later ones. The processes are forks of this one."""
-    import first_capture  # noqa: F401
+    with torch.no_grad():
+        caesura.wrap(torch.nn.Linear(1, 1))(torch.ones(1, 1))
 
 
 def run(seeds, options):

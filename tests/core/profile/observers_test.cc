@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -131,19 +132,24 @@ TEST(ProfilerTest, WatchesStatesInThreads) {
   TrainingStep step;
   auto plan = step.Plan();
   Profiler profiler;
-  MemoryProfile memory;
+  MemoryProfile memory(16);
+  constexpr int kThreads = 4, kRuns = 4;
+  std::latch all_are_there(kThreads);  // a thread that runs alone shows no race
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      ExecutionState state(plan);
-      EXPECT_TRUE(RunStep(step, state, kStraight,
-                          Watched({&profiler, &memory}, "thread " + std::to_string(t)))
-                      .ok());
+      all_are_there.arrive_and_wait();
+      for (int run = 0; run < kRuns; ++run) {
+        ExecutionState state(plan);
+        EXPECT_TRUE(RunStep(step, state, kStraight,
+                            Watched({&profiler, &memory}, "thread " + std::to_string(t)))
+                        .ok());
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(profiler.Events().size(), 4 * (3 * plan->steps().size() + 2));
-  EXPECT_EQ(memory.Records().size(), 4u);
+  EXPECT_EQ(profiler.Events().size(), kThreads * kRuns * (3 * plan->steps().size() + 2));
+  EXPECT_EQ(memory.Records().size(), static_cast<size_t>(kThreads * kRuns));
 }
 
 TEST(ChromeTraces, HoldEverythingASeedAsksFor) {
