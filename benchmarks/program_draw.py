@@ -32,7 +32,7 @@ def made(*shape):
     return torch.randn(*shape, dtype=torch.float32).to(DTYPE)
 """
 LARGEST = 1e3  # of a value: a program whose values grow compares rounding
-# What a program may have beside statements, with the weights of each choice; the first one is the plainest.
+# Options of a program: the choices of each, with their weights. The first choice is the plainest one.
 OPTIONS = {
     "bases": {"nn.Module": 20, "abc.ABC, nn.Module": 1, "typing.Generic[typing.TypeVar('T')], nn.Module": 1},
     "compiler": {"wrap": 14, "torch.compile": 2, "dynamic": 2, "copied": 1},
@@ -70,7 +70,7 @@ class Program:
         return [t for s in (*self.setup, *self.body, *self.before, *self.after) for t in s.all()]
 
     def features(self):
-        """What it is counted as: its statements' features, and the options that are not the plainest."""
+        """The names that this program counts for: the features of its statements, and its options other than the plainest."""
         found = {s.feature for s in self.statements() if s.feature}
         return found | {f"{name}: {value if isinstance(value, str) else repr(value)}" for name, value in self.options.items()
                         if value != PLAIN[name]}

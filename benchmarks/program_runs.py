@@ -23,7 +23,7 @@ CALLS = 3
 ROUTES = ("wrap", "step")
 RATE = 0.1
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-# What is told of an unusual result, from bad to good. silent: it differs. failed: an error that eager has not.
+# Outcomes of a program, from bad to good. silent: it differs from eager. failed: it raises an error that eager does not raise.
 OUTCOMES = ("silent", "failed", "refused", "left to PyTorch", "partly ours", "ours", "as eager fails", "left out")
 
 
@@ -75,7 +75,10 @@ def module_of(program):
 
 
 def called(program, make):
-    """What three calls show, as (name, value), and the error that ended them or None. make: from a module to what is called."""
+    """Makes three calls. Returns what a caller sees of them, as (name, value), and the error that ended them or None.
+
+    make: takes a module and returns what is called.
+    """
     module, values, handles = module_of(program), [], []
     try:
         call, optimizer = make(module), torch.optim.SGD(module.parameters() if any(True for _ in module.parameters()) else [torch.zeros(1)])
@@ -115,7 +118,7 @@ def autocast(program):
 
 
 def trained(program, make):
-    """What three steps show, and the error that ended them or None. make: returns a function of one step."""
+    """Makes three steps. Returns the same of them as called(). make: returns the function of a step."""
     o, values, handles = program["OPTIONS"], [], []
     module = module_of(program)
     try:

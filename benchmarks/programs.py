@@ -54,7 +54,7 @@ def kind_of(reason):
 
 
 def family_of(reason):
-    """What a program was unlike eager in: smaller ones are to be unlike it in the same."""
+    """The kind of difference from eager, by a word of its reason. A smaller program must differ in the same kind."""
     return next((word for word in ("random state", "memory shared", "strides", "requires_grad", "gradient", "no error", "loss", "Error",
                                    "buffer", "output") if word in reason), "")
 

@@ -131,7 +131,7 @@ Status CudaDevice::StartCudnn(bool is_wanted) {
   const std::string why = "the CUDA provider cannot start cuDNN: its status is " +
                           std::to_string(static_cast<int>(status));
   if (is_wanted) return Unsupported(why);
-  lose(why, "Memory of the GPU that others hold is the usual cause");
+  lose(why, "NVIDIA's documentation of cudnnStatus_t says what the number means");
   return {};
 }
 

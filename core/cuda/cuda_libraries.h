@@ -56,7 +56,7 @@ struct CudaLibraries {
 #undef CAESURA_MEMBER
   } cublas_lt;
   std::optional<cudnn::Functions> cudnn;  // nothing where it is not installed, or too old
-  std::string why_no_cudnn;
+  std::string why_no_cudnn;               // one sentence, where it is nothing
 };
 
 // Fails with kUnsupported and one sentence: which library or function is missing, and what would

@@ -117,7 +117,7 @@ def the_wheel(release, python):
 
 
 class Releases:
-    """What `caesura conformance` says of each test of each release that was run, oldest first."""
+    """Runs the tests of all releases, the oldest first. Returns what `caesura conformance` reports for each test."""
 
     def __init__(self):
         self.results = {}  # release -> test -> reason (empty: it passed)

@@ -6,7 +6,7 @@ import torch
 
 _PREFIX = "_foreach_"
 _AS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # which take numbers, too
-# Of one tensor they are called otherwise, or give something else.
+# Their calls for a single tensor have another name or another result.
 _UNLIKE = {"addcdiv", "addcmul", "max", "mm", "norm", "pow", "powsum"}
 
 

@@ -261,7 +261,7 @@ class ForwardImporter(Importer):
         return self._give_gradient(w, node, self.functions[number].trace(*given, self.decompositions), values, inputs, saved)
 
     def _with_pytorchs_gradient(self, ours, count, w, node, *arguments):
-        """What `ours` makes of the call, with PyTorch's own derivative by `count` of its first arguments."""
+        """Returns the results of `ours`, whose gradients by the first `count` arguments are PyTorch's own derivative."""
         nodes = tensors_given(node)
         if nodes is None:
             raise Refused("a derivative by a number that changes")
