@@ -209,6 +209,19 @@ def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)
 
 
+def test_lists_of_one_tensor_in_torch_compile():
+    """torch.compile has the stand-ins that wrap and compile_step have."""
+    def run(x):
+        y, z = x * 2, x.sin()
+        torch._foreach_add_([y, y], [y, y])
+        torch._foreach_add_([y, z], [z, y])
+        return y, z
+
+    x = torch.randn(3)
+    for found, expected in zip(torch.compile(run, backend="caesura", fullgraph=True)(x), run(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 # --- what eager's backward refuses -----------------------------------------------------------------------------------
 
 def written_after(m, x):

@@ -94,6 +94,27 @@ def test_as_eager(make, route):
         torch.testing.assert_close(b, a, msg=name)
 
 
+class Counts(Net):
+    """A number in double, for which Dynamo holds the number that it was, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen_so_far", torch.tensor(0.5, dtype=torch.float64))
+
+    def forward(self, x):
+        self.seen_so_far.add_(2)
+        return self.layer(x).mean()
+
+
+@pytest.mark.parametrize("route", ["wrap", "step"])
+def test_a_number_that_is_written_to_and_not_read(route):
+    module = Counts()
+    run = caesura.wrap(module) if route == "wrap" else caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))
+    for i in range(3):
+        run(torch.randn(5, 4))
+        assert module.seen_so_far == 2.5 + 2 * i
+
+
 def test_an_encoder_that_the_optimizer_trains_is_refused_by_line():
     module = Momentum().requires_grad_()
     step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=0.1))

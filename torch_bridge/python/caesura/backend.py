@@ -16,8 +16,8 @@ __all__ = ["backend"]
 def __getattr__(name):
     if name != "backend":
         raise AttributeError(f"module 'caesura.backend' has no attribute '{name}'")
-    from caesura.capture import frames
+    from caesura.capture import frames, polyfills
     from caesura.frontends import dynamo_backend
 
-    frames.trace_from_now_on()
+    frames.trace_from_now_on(polyfills.in_place)
     return dynamo_backend.backend

@@ -56,6 +56,7 @@ _PRIVATE = {
     "graph_break_hints": "torch._dynamo.graph_break_hints",
     "guards": "torch._dynamo.guards",
     "maybe_mark_dynamic": "torch._dynamo.maybe_mark_dynamic",
+    "OutputGraph": "torch._dynamo.output_graph.OutputGraph",
     "RandomValueSource": "torch._dynamo.source.RandomValueSource",
     "symbolic_convert": "torch._dynamo.symbolic_convert",
     # Dynamo's errors.
@@ -113,6 +114,7 @@ _PARTS = (
     "torch._dynamo.convert_frame.ConvertFrame._clone_with_backend", "torch._dynamo.convert_frame.ConvertFrameAssert.__call__",
     "torch._dynamo.eval_frame._stance.stance", "torch._dynamo.graph_break_hints.USER_ERROR",
     "torch._dynamo.guards.guards_log", "torch._dynamo.guards.profile_guard_manager",
+    "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
     "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",
     "torch._dynamo.variables.TensorVariable.method_tolist", "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",

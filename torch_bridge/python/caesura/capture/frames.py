@@ -14,8 +14,8 @@ from unittest import mock
 
 from caesura.capture.compat import (BRANCHING, CLONE, CONTEXT, CREATED_AT, DATA_DEPENDENT, EXPLANATION, GUARD_FAILED, HINT,
                                     META_FAILED, OBSERVED, TOLIST, BackendCompilerFailed, ConvertFrameReturn, FrameAction,
-                                    FrameExecStrategy, GuardOnDataDependentSymNode, TorchRuntimeError, Unsupported, UserError,
-                                    backend_of, convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph,
+                                    FrameExecStrategy, GuardOnDataDependentSymNode, OutputGraph, TorchRuntimeError, Unsupported,
+                                    UserError, backend_of, convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph,
                                     symbolic_convert)
 from caesura.capture.decompositions import corrected
 from caesura.capture.patches import Shared
@@ -36,7 +36,8 @@ class OptionError(ValueError):
 
 
 class _Local(threading.local):
-    patches = contextlib.nullcontext  # makes the context that a trace in this thread happens in
+    patches = None  # makes the context that a trace in this thread happens in; None: as for code that is not ours
+    others = contextlib.nullcontext  # the same for code that is not ours
 
 
 _local = _Local()
@@ -203,6 +204,19 @@ def _time_of_guards_if_logged(manager, frame, runs):
     return _time_of_guards(manager, frame, runs) if guards.guards_log.isEnabledFor(logging.DEBUG) else 0.0
 
 
+_remove_inputs = OutputGraph.remove_tensorify_specialized_graphargs
+
+
+def _remove_inputs_only(output):
+    """Dynamo removes inputs that are read as numbers only. It would also remove calls that write to such a tensor and that nothing
+    reads, because a number was once known for what they give."""
+    calls = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+    values = [node.meta.pop("example_value") for node in calls]
+    _remove_inputs(output)
+    for node, value in zip(calls, values):
+        node.meta["example_value"] = value
+
+
 _log_graph_break = symbolic_convert.InstructionTranslatorBase.log_graph_break
 
 
@@ -223,9 +237,11 @@ def _tell_of_graph_break(translator, *arguments, **named):
 @contextlib.contextmanager
 def _trace():
     """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
-    with convert_frame.compile_lock, corrected, _local.patches(), dynamo_config.patch(skip_nnmodule_hook_guards=False, **UNMARKED), \
+    with convert_frame.compile_lock, corrected, (_local.patches or _local.others)(), \
+            dynamo_config.patch(skip_nnmodule_hook_guards=False, **UNMARKED), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
             mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
+            mock.patch.object(OutputGraph, "remove_tensorify_specialized_graphargs", _remove_inputs_only), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):
         yield
 
@@ -255,6 +271,7 @@ def tracing(patches=None):
 
 
 @functools.cache
-def trace_from_now_on() -> None:
+def trace_from_now_on(patches) -> None:
     """The same for the rest of the process: for a backend that is called by code which is not ours."""
+    _Local.others = staticmethod(patches)
     _entries.__enter__()

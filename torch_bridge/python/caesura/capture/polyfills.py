@@ -74,6 +74,7 @@ _STAND_INS = {
     torch.nn.functional.linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
 } | foreach.stand_ins()
+_OPTIONS = {"allow_rnn": True, "capture_dynamic_output_shape_ops": True, "trace_autograd_ops": True}
 _batch_norm = BatchNorm.forward
 
 
@@ -177,17 +178,17 @@ def capturing(module, exchanges: bool = False, **options):
         forwards[BatchNorm] = _cumulative_batch_norm
     if exchanges and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    with dynamo_config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True, trace_autograd_ops=True,
-                             **options), frames.tracing(functools.partial(_in_place, forwards)):
+    with dynamo_config.patch(**_OPTIONS, **options), frames.tracing(functools.partial(in_place, forwards)):
         yield
 
 
 @contextlib.contextmanager
-def _in_place(forwards: dict):
+def in_place(forwards=types.MappingProxyType({})):
     """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with contextlib.ExitStack() as changes:
+        changes.enter_context(dynamo_config.patch(**_OPTIONS))
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
