@@ -75,13 +75,36 @@ def _dropout(x, p, train):
     return x * torch.zeros((), dtype=x.dtype, device=x.device) if p == 1 else aten.native_dropout(x, p, train)[0]
 
 
+def _of_dense(target, keeps):
+    """The kernel of a call of `target` with x: that call with an x whose axes lie in order. PyTorch's kernels for the CPU lay their
+    results so, its decompositions as x. keeps: whether the kernel keeps channels_last."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d} if keeps else {}
+
+    def run(x, *arguments):
+        like = torch.empty_like(x)
+        kept = like.is_contiguous() or (x.dim() in formats and like.is_contiguous(memory_format=formats[x.dim()]))
+        return target(x if kept else x.contiguous(), *arguments)
+
+    return run
+
+
+_IN_ORDER = {
+    aten.batch_norm.default: _of_dense(lambda *given: aten._batch_norm_impl_index.default(*given)[0], True),
+    aten.log_sigmoid.default: _of_dense(lambda x: aten.log_sigmoid_forward.default(x)[0], False),
+    aten.rrelu.default: _of_dense(lambda x, *given: aten.rrelu_with_noise.default(x, torch.empty_like(x), *given), False),
+}
+
+
 @contextlib.contextmanager
 def _corrected():
     with with_kernel(_WRONG, DispatchKey.Autograd, None), \
             with_kernel(aten.multi_margin_loss.default, DispatchKey.Autograd, _multi_margin_loss), \
             with_kernel(aten.softshrink.default, DispatchKey.Autograd, _softshrink), \
             with_kernel(aten.dropout.default, DispatchKey.CompositeImplicitAutograd, _dropout), \
-            with_kernel(aten.dropout.default, DispatchKey.Autograd, _dropout):
+            with_kernel(aten.dropout.default, DispatchKey.Autograd, _dropout), contextlib.ExitStack() as kernels:
+        for target, kernel in _IN_ORDER.items():
+            for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+                kernels.enter_context(with_kernel(target, key, kernel))
         yield
 
 
