@@ -166,7 +166,8 @@ def our_step(module, optimizer, options):
 def our_call(module, options):
     compiler = options["compiler"]
     if compiler == "torch.compile":
-        return torch.compile(module, backend="caesura")
+        module.compile(backend="caesura")  # torch.compile(module) would call the hooks of all modules once more, which PyTorch warns of
+        return module
     wrapped = caesura.wrap(module, dynamic=True if compiler == "dynamic" else None)
     if compiler == "copied":  # a copy has parameters of its own: only what is called is looked at
         copied = pickle.loads(pickle.dumps(wrapped)) if type(module).__module__ == "torch" else copy.deepcopy(wrapped)

@@ -110,6 +110,36 @@ def test_global_hooks_are_called_once_by_a_graph_left_to_pytorch():
         handle.remove()
 
 
+class Branches(nn.Module):
+    """A branch or a loop in a graph; code like it in eager."""
+
+    def __init__(self, loops):
+        super().__init__()
+        self.loops, self.w = loops, nn.Parameter(torch.tensor([0.5, 2.0]))
+
+    def forward(self, x):
+        if torch.compiler.is_dynamo_compiling() and self.loops:
+            loop = torch._higher_order_ops.while_loop
+            return loop(lambda i, t: i < 2, lambda i, t: (i + 1, t * 0.5 + 0.1), (torch.tensor(0), x))[1] * self.w
+        if torch.compiler.is_dynamo_compiling():
+            return torch.cond(x.sum() > 0, lambda t, w: t * w, lambda t, w: t + w, (x, self.w))
+        return ((x * 0.5 + 0.1) * 0.5 + 0.1) * self.w if self.loops else x * self.w
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("loops", [False, True])
+def test_global_hooks_are_not_called_for_branches_and_loops(loops):
+    module, x = Branches(loops), torch.ones(2)
+    wrapped = caesura.wrap(module)
+    wrapped(x)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda of, args, y: y * 2 if isinstance(y, torch.Tensor) else [z * 2 for z in y])
+    try:
+        torch.testing.assert_close(wrapped(x), module(x))
+    finally:
+        handle.remove()
+
+
 def test_a_region_without_autocast_has_a_precise_backward():
     """The backward of a region within autocast that casts nothing is that of float32."""
     class Precise(nn.Module):

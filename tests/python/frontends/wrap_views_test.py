@@ -82,6 +82,39 @@ def test_gradients_that_no_result_taken_reaches_are_none():
         assert [p.grad is None for p in module.parameters()] == [taken > 0] * 2 + [taken == 0] * 2
 
 
+def test_a_hook_is_called_only_where_eager_calls_it():
+    class Two(nn.Module):
+        def __init__(self, views):
+            super().__init__()
+            self.views, self.first, self.last = views, nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.last(x), y, *([y.view(-1)] if self.views else [])
+
+    for views in (False, True):
+        caesura.reset_report()
+        module, given = caesura.wrap(Two(views)), []
+        module.first.weight.register_hook(given.append)
+        with pytest.warns(caesura.FallbackWarning, match="a hook is on"):
+            for taken in (0, 1):
+                module(torch.ones(3, 4))[taken].sum().backward()
+        assert len(given) == 1 and given[0] is not None
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_results_lie_as_those_of_eagers_kernels():
+    class Normalizes(nn.Module):
+        def forward(self, x):
+            y = nn.functional.batch_norm(x, None, None, None, None, True)
+            return y, y * 2, nn.functional.logsigmoid(x) * 2, nn.functional.rrelu(x) * 2
+
+    base = torch.randn(2, 3, 4, 5)
+    for axes in ((0, 1, 2, 3), (3, 2, 1, 0), (0, 3, 1, 2), (1, 0, 2, 3)):
+        x = base.permute(*axes)
+        assert [y.stride() for y in caesura.wrap(Normalizes())(x)] == [y.stride() for y in Normalizes()(x)], axes
+
+
 def test_transposed_results_keep_their_layout_where_sizes_are_symbols():
     class Transposed(nn.Module):
         def forward(self, x):

@@ -6,7 +6,8 @@ import collections
 
 import torch
 
-from caesura.capture.compat import force_recompile, get_data, is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id
+from caesura.capture.compat import (force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor, preserve_version,
+                                    set_grad_enabled, storage_id)
 from caesura.capture.shared_memory import tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
@@ -45,24 +46,31 @@ def is_modules_own(placeholder: torch.fx.Node) -> bool:
     return "_parameters[" in name or "_buffers[" in name
 
 
-def unlike_captured(graph: torch.fx.Graph, written, records: bool):
+def hooked(values, partly):
+    """The reason why a call must run in eager, or None. partly: positions of values that have no gradient if some result has none;
+    autograd would call their hooks with None."""
+    return "a hook is on what not all of its results depend on" if any(has_hooks(values[i]) for i in partly) else None
+
+
+def unlike_captured(graph: torch.fx.Graph, written, records: bool, partly=()):
     """Returns a function of the values that Dynamo's graph is called with: the reason why this call must run in eager, or None. It
     is None itself if no call must.
 
     written: positions of the values that the graph writes to. records: whether it switches autograd on, which a caller's inference
-    mode keeps off, unseen by the capture."""
+    mode keeps off, unseen by the capture. partly: as in hooked()."""
     placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(n.meta.get("example_value"), torch.Tensor) for n in placeholders]
     pairs = [(i, j) for i in written for j, n in enumerate(placeholders)
              if i != j and tensors[j] and not (is_modules_own(placeholders[i]) and is_modules_own(n))]
-    if not pairs and not records:
+    if not pairs and not records and not partly:
         return None
 
     def why(values):
         if records and torch.is_inference_mode_enabled():
             return "it switches autograd on in inference mode"
-        shared = any(share_memory(values[i], values[j]) for i, j in pairs)
-        return "it writes to memory that two of its arguments share" if shared else None
+        if any(share_memory(values[i], values[j]) for i, j in pairs):
+            return "it writes to memory that two of its arguments share"
+        return hooked(values, partly)
 
     return why
 
@@ -79,9 +87,9 @@ def run_in_eager(module: torch.fx.GraphModule, values, reason: str):
     return plain_forward(module)(*values)
 
 
-def unless_unlike(compiled, module: torch.fx.GraphModule, written, records: bool):
+def unless_unlike(compiled, module: torch.fx.GraphModule, written, records: bool, partly):
     """Wraps `compiled`, the call of Dynamo's graph `module`: runs it in eager where unlike_captured() says so."""
-    why = unlike_captured(module.graph, written, records)
+    why = unlike_captured(module.graph, written, records, partly)
     if why is None:
         return compiled
 

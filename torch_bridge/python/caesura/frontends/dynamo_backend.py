@@ -13,8 +13,8 @@ from caesura.capture import frames
 from caesura.capture.aliasing import (data_assignments, hidden_writes, plain_forward, share_storage, unless_unlike, unnoticed,
                                       views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
-from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, inductor_config,
-                                    set_grad_enabled, unset_fake_temporarily)
+from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
+                                    inductor_config, set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
@@ -28,7 +28,7 @@ from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.reports import StrictError, fall_back, note_detour
-from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording
+from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording, rows_reached
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
 
@@ -105,6 +105,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
+    if len(parts_of(module)) > 1 and any(global_hooks()):
+        raise RuntimeError("PyTorch would call the hooks of all modules for the graphs within a graph, too (branches, loops, checkpoints)")
     example_inputs = take_as_given(module, example_inputs)
     assigned = [node for node in data_assignments(module.graph) if node.args[0].op == "placeholder"]
     if assigned:  # p.data = ...; AOT autograd has no graph for it
@@ -160,14 +162,18 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             if key is not None and graph_calls.store(key, facts):
                 call.key, call.code = key, TracingContext.get().traced_code
             return call
+    partly = []
     if captured.backward is not None:
         compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
-        compiled = of_reached(compiled, captured.forward, captured.backward, captured.metadata)
+        positions, rows = rows_reached(captured.forward, captured.backward, captured.metadata)
+        compiled = of_reached(compiled, positions, rows)
+        tensors = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
+        partly = [i for i, row in zip(tensors, rows) if 0 in row]
     elif hidden:
         compiled = unnoticed(compiled, hidden)
     if records and captured.metadata.grad_enabled_mutation is None:
         compiled = recording(compiled)
-    return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records)
+    return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records, partly)
 
 
 frames.watch(backend, runs_eager=True)

@@ -7,7 +7,7 @@ import operator
 import torch
 
 from caesura import _core, torch_kernels
-from caesura.capture.aliasing import run_in_eager, unlike_captured
+from caesura.capture.aliasing import hooked, run_in_eager, unlike_captured
 from caesura.capture.compat import OpOverload, jit_operation, schema
 from caesura.capture.double_backward import Again, differentiate, node_of
 from caesura.capture.fx_meta import is_tensor
@@ -64,9 +64,12 @@ def open_call(module, facts, decompositions):
     tensors = [i for i, yes in enumerate(again.is_tensor) if yes]
     sizes = [i for i, yes in enumerate(again.is_tensor) if not yes]
 
-    unlike = None
-    if isinstance(module, torch.fx.GraphModule):  # otherwise the caller looks for it
-        unlike = unlike_captured(module.graph, [tensors[i] for i in facts["layout"][4]], facts["records"])
+    taking, reached, unlike = len(facts["layout"][3]), facts["layout"][12], None
+    partly = [i for k, i in enumerate(tensors) if 0 in reached[k * taking:(k + 1) * taking]]
+    if isinstance(module, torch.fx.GraphModule):  # otherwise the caller looks for shared memory
+        unlike = unlike_captured(module.graph, [tensors[i] for i in facts["layout"][4]], facts["records"], partly)
+    elif partly:
+        unlike = functools.partial(hooked, partly=partly)
 
     def run(*arguments):
         if unlike is not None and (reason := unlike(arguments)):
@@ -197,9 +200,9 @@ def _reached(backward, gradients) -> list:
     return [[mask >> i & 1 for i in range(len(gradients))] for mask in masks]
 
 
-def of_reached(compiled, forward, backward, metadata):
-    """`compiled`, AOT autograd's callable: gradients that depend on none of the results' gradients given are None. AOT autograd
-    makes zeros of those that are not given."""
+def rows_reached(forward, backward, metadata):
+    """For the call that AOT autograd makes: the positions of the results with gradients, and for each tensor that it is given a row with
+    1 for each of them that the gradient depends on. Nothing of both if the graphs have another form."""
     kinds = type(metadata.output_info[0].output_type) if metadata.output_info else None
     written = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
     taking = [info.mutates_data and info.requires_grad for info in written]
@@ -209,8 +212,15 @@ def of_reached(compiled, forward, backward, metadata):
     positions = [i for i, takes in enumerate(taking) if takes]
     saved = len(forward.results) - metadata.num_forward
     if len(backward.placeholders) != saved + len(positions) or len(backward.results) != len(forward.placeholders):
+        return [], []
+    return positions, [row for n, row in zip(forward.placeholders, _reached(backward, backward.placeholders[saved:])) if is_tensor(n)]
+
+
+def of_reached(compiled, positions, rows):
+    """`compiled`, AOT autograd's callable: gradients that depend on none of the results' gradients given are None. AOT autograd
+    makes zeros of those that are not given. positions, rows: as rows_reached() gives them."""
+    if not rows:
         return compiled
-    rows = [row for n, row in zip(forward.placeholders, _reached(backward, backward.placeholders[saved:])) if is_tensor(n)]
 
     def only_reached(gradients, given):
         if len(gradients) != len(rows):
