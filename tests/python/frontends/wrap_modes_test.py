@@ -140,6 +140,88 @@ def test_global_hooks_are_not_called_for_branches_and_loops(loops):
         handle.remove()
 
 
+class Remembers(nn.Module):
+    """Writes to a buffer with a gradient, which the result does not depend on. In eager each call has a graph of its own for that."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.w = name, nn.Parameter(torch.ones(3))
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        total = self.total if self.name else vars(self)["_buffers"]["total"]
+        total.add_(x * self.w)
+        return x.sin() * self.w, torch._foreach_mul([x, self.w], 2.0)[0]
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("name", [False, True])
+def test_calls_that_follow_one_another_by_a_buffer(name):
+    module, x = Remembers(name), torch.ones(3)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    for _ in range(3):
+        for net in (module, wrapped):
+            net(x)[0].sum().backward()
+    torch.testing.assert_close((wrapped.w.grad, wrapped.total), (module.w.grad, module.total))
+
+
+def test_results_of_a_list_require_gradients_together():
+    class Lists(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return (*torch._foreach_mul([x, self.w], 2.0), *torch._foreach_add([x, x], [x, x], alpha=2),
+                    *torch._foreach_maximum([x, self.w], 0.5))
+
+    found, expected = caesura.wrap(Lists())(torch.ones(3)), Lists()(torch.ones(3))
+    assert [y.requires_grad for y in found] == [y.requires_grad for y in expected] == [True, True, False, False, True, True]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_views_and_writes_in_inference_mode():
+    class Infers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            y, z = x * self.w, x + 1
+            with torch.inference_mode():
+                z.mul_(2)
+                return y, z, x.view(3, 1), x * self.w
+
+    for y in zip(caesura.wrap(Infers())(torch.ones(3)), Infers()(torch.ones(3)), strict=True):
+        assert len({t.is_inference() for t in y}) == len({t.requires_grad for t in y}) == 1
+        torch.testing.assert_close(*y)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("compiler", [caesura.wrap, lambda module: module.compile(backend="caesura") or module], ids=["wrap", "compile"])
+def test_hooks_of_all_modules_that_come_after_a_graph_break(compiler):
+    class Breaks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            y = self.layer(x)
+            torch._dynamo.graph_break()
+            return self.layer(x) + y
+
+    module, x = Breaks(), torch.ones(3)
+    called = compiler(copy.deepcopy(module))
+    called(x)
+    for scale in (2, 3):
+        handle = nn.modules.module.register_module_forward_pre_hook(lambda of, args, scale=scale: tuple(y * scale for y in args))
+        try:
+            torch.testing.assert_close(called(x), module(x))
+        finally:
+            handle.remove()
+
+
 def test_a_region_without_autocast_has_a_precise_backward():
     """The backward of a region within autocast that casts nothing is that of float32."""
     class Precise(nn.Module):

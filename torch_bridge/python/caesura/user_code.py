@@ -20,6 +20,11 @@ def is_users(filename: str) -> bool:
     return not filename.startswith((*_OTHERS, "<")) and (is_installed(filename) or not filename.startswith(_PYTHONS))
 
 
+def is_package(filename: str) -> bool:
+    """True if the file is one of this package's."""
+    return filename.startswith(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
 def is_installed(filename: str) -> bool:
     """True if the file belongs to an installed package, not to the user."""
     return _PACKAGES in filename

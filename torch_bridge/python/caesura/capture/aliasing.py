@@ -3,12 +3,13 @@
 changes."""
 
 import collections
+import re
 
 import torch
 
 from caesura.capture.compat import (force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor, preserve_version,
-                                    set_grad_enabled, storage_id)
-from caesura.capture.shared_memory import tensors_of, written_to
+                                    set_grad_enabled, storage_id, tree_leaves)
+from caesura.capture.shared_memory import is_tracked, name_of, tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
 
@@ -43,7 +44,7 @@ def is_modules_own(placeholder: torch.fx.Node) -> bool:
     source = getattr(placeholder.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     name = name() if callable(name) else name
-    return "_parameters[" in name or "_buffers[" in name
+    return re.search(r"_(parameters|buffers)('\])?\[", name) is not None
 
 
 def hooked(values, partly):
@@ -135,6 +136,29 @@ def views_past_autograd(graph: torch.fx.Graph, recording: bool) -> list:
     return [node for node in output.all_input_nodes if node in found]
 
 
+def keep_gradients(graph: torch.fx.Graph) -> list:
+    """The module's own inputs of Dynamo's graph that hold a part of autograd's graph after the call: buffers written to with a gradient.
+    The call is one node of autograd's, and a second call's backward would go on into the first call's, which is freed."""
+    return [n for n in graph.find_nodes(op="placeholder") if is_modules_own(n)
+            for t in tensors_of(n) if not t.is_leaf and is_tracked(t)]
+
+
+def past_inference(graph: torch.fx.Graph) -> list:
+    """The calls in inference mode that view or write to what was made outside of that mode. AOT autograd ends with an internal error at
+    such a view."""
+    found, modes, outside = [], [], set()  # the memory of what was made outside
+    for node in graph.nodes:
+        if name_of(node) == "_enter_inference_mode":
+            modes.append(node.args[0])
+        elif name_of(node) == "_exit_inference_mode":
+            modes.pop()
+        elif not modes or not modes[-1]:
+            outside |= _storages(node)
+        elif not outside.isdisjoint(_storages(node)):
+            found.append(node)
+    return found
+
+
 def _overlaps(tensor) -> bool:
     """True if elements of the tensor may share their place in memory."""
     sizes, strides = ([d if isinstance(d, int) else d.node.hint or 2 for d in of] for of in (tensor.shape, tensor.stride()))
@@ -168,7 +192,8 @@ def unnoticed(call, positions):
 
 
 def _storages(node) -> set:
-    return {storage_id(t) for t in tensors_of(node) if t.layout == torch.strided and not is_functorch_wrapped_tensor(t)}
+    held = [t for t in tree_leaves(node.meta.get("example_value")) if isinstance(t, torch.Tensor)]
+    return {storage_id(t) for t in held if t.layout == torch.strided and not is_functorch_wrapped_tensor(t)}
 
 
 def _storage(node):

@@ -113,7 +113,7 @@ _PARTS = (
     "torch._dynamo.convert_frame.compile_lock",
     "torch._dynamo.convert_frame.ConvertFrame._clone_with_backend", "torch._dynamo.convert_frame.ConvertFrameAssert.__call__",
     "torch._dynamo.eval_frame._stance.stance", "torch._dynamo.graph_break_hints.USER_ERROR",
-    "torch._dynamo.guards.guards_log", "torch._dynamo.guards.profile_guard_manager",
+    "torch._dynamo.guards.GuardBuilder.GLOBAL_STATE", "torch._dynamo.guards.guards_log", "torch._dynamo.guards.profile_guard_manager",
     "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
     "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",

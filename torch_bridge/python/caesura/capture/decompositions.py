@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from caesura.capture import foreach
 from caesura.capture.compat import (DispatchKey, core_aten_decompositions, global_decomposition_table, registrations,
                                     with_kernel)
 from caesura.capture.patches import Shared
@@ -26,7 +27,7 @@ def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in eac
     return {target: function for target, function in core_aten_decompositions().items()
             if target is not _WRONG and target.namespace != "caesura"} | {
         aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss,
-        aten.softshrink.default: _softshrink}
+        aten.softshrink.default: _softshrink} | foreach.decompositions()
 
 
 def _registered() -> tuple:

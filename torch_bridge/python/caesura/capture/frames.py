@@ -14,13 +14,13 @@ from unittest import mock
 
 from caesura.capture.compat import (BRANCHING, CLONE, CONTEXT, CREATED_AT, DATA_DEPENDENT, EXPLANATION, GUARD_FAILED, HINT,
                                     META_FAILED, OBSERVED, TOLIST, BackendCompilerFailed, ConvertFrameReturn, FrameAction,
-                                    FrameExecStrategy, GuardOnDataDependentSymNode, OutputGraph, TorchRuntimeError, Unsupported,
-                                    UserError, backend_of, convert_frame, dynamo_config, graph_break_hints, guards, is_one_graph,
-                                    symbolic_convert)
+                                    FrameExecStrategy, GuardBuilder, GuardOnDataDependentSymNode, OutputGraph, TorchRuntimeError,
+                                    Unsupported, UserError, backend_of, convert_frame, dynamo_config, global_hooks,
+                                    graph_break_hints, guards, is_one_graph, symbolic_convert)
 from caesura.capture.decompositions import corrected
 from caesura.capture.patches import Shared
 from caesura.reports import StrictError, ended_well, fall_back, fall_back_if_it_ends_well
-from caesura.user_code import FRAME, calling_line, is_users
+from caesura.user_code import FRAME, calling_line, is_package, is_users
 
 # Dynamo's code has no marks for profilers, which are branches since PyTorch 2.15: bytecode.is_plain() allows none.
 UNMARKED = {"record_runtime_overhead": False}
@@ -128,16 +128,16 @@ _convert = convert_frame.ConvertFrameAssert.__call__
 
 def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
     """Lets Dynamo capture one frame; if that fails, the frame and all that it calls run in eager."""
-    runs_eager = _runs_eager(backend_of(self))
+    runs_eager, is_ours = _runs_eager(backend_of(self)), is_package(frame.f_code.co_filename)
     if runs_eager is None:
         return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
     if not runs_eager:
-        with _trace():
+        with _trace(is_ours):
             return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
     failed = frame_state.setdefault(_FAILED, [0, None])
     if failed[0] < _TRIALS:
         try:
-            with quietly(), _trace():
+            with quietly(), _trace(is_ours):
                 try:
                     return _convert(self, frame, cache_entry, hooks, frame_state, skip=skip + 1)
                 except Exception as error:
@@ -204,6 +204,20 @@ def _time_of_guards_if_logged(manager, frame, runs):
     return _time_of_guards(manager, frame, runs) if guards.guards_log.isEnabledFor(logging.DEBUG) else 0.0
 
 
+_global_state = GuardBuilder.GLOBAL_STATE
+
+
+@functools.wraps(_global_state)
+def _global_state_and_hooks(builder, guard):
+    """Guards the hooks of all modules, too: dynamo guards them in a frame that begins with a call of a module, not in those after a
+    graph break."""
+    _global_state(builder, guard)
+    dicts = global_hooks()
+    known = [list(hooks) for hooks in dicts]  # their numbers, which are not given again
+    builder.guard_manager.root.add_lambda_guard(lambda _: known == [list(hooks) for hooks in dicts], ["the hooks of all modules"],
+                                                guard.user_stack)
+
+
 _remove_inputs = OutputGraph.remove_tensorify_specialized_graphargs
 
 
@@ -235,12 +249,14 @@ def _tell_of_graph_break(translator, *arguments, **named):
 
 
 @contextlib.contextmanager
-def _trace():
-    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread."""
+def _trace(is_ours):
+    """The time in which dynamo traces one frame for us. Dynamo traces one frame at a time, in whatever thread. is_ours: whether the
+    frame's code is this package's, which looks for hooks of all modules itself."""
     with convert_frame.compile_lock, corrected, (_local.patches or _local.others)(), \
             dynamo_config.patch(skip_nnmodule_hook_guards=False, **UNMARKED), \
             mock.patch.object(symbolic_convert, "get_funcname", _funcname_if_logged), \
             mock.patch.object(guards, "profile_guard_manager", _time_of_guards_if_logged), \
+            mock.patch.object(GuardBuilder, "GLOBAL_STATE", _global_state if is_ours else _global_state_and_hooks), \
             mock.patch.object(OutputGraph, "remove_tensorify_specialized_graphargs", _remove_inputs_only), \
             mock.patch.object(symbolic_convert.InstructionTranslatorBase, "log_graph_break", _tell_of_graph_break):
         yield

@@ -10,8 +10,8 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import (data_assignments, hidden_writes, plain_forward, share_storage, unless_unlike, unnoticed,
-                                      views_past_autograd, writes_to_overlaps)
+from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_gradients, past_inference, plain_forward,
+                                      share_storage, unless_unlike, unnoticed, views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, set_grad_enabled, unset_fake_temporarily)
@@ -125,6 +125,14 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     past = views_past_autograd(module.graph, torch.is_grad_enabled()) if records or torch.is_grad_enabled() else []
     if past:  # AOT autograd makes all views that it hands out in one mode
         fall_back([("a graph", "it hands out views made with autograd off, beside what has a gradient", describe(n)) for n in past])
+        return plain_forward(module)
+    kept = keep_gradients(module.graph)
+    if kept:
+        fall_back([("a graph", "after it a buffer holds gradients, by which calls follow one another", describe(n)) for n in kept])
+        return plain_forward(module)
+    inferred = past_inference(module.graph)
+    if inferred:
+        fall_back([("a graph", "in inference mode it views or writes to what was made outside", describe(n)) for n in inferred])
         return plain_forward(module)
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
