@@ -22,6 +22,8 @@ BY_DESIGN = {
     "unread": lambda h: (torch.rand(3), torch.rand_like(h), F.dropout(h, 0.3), torch.empty(2).uniform_(), F.dropout(h, 0.5))[-1],
     "a layer that is never dropped": lambda h: h if torch.rand([]) < 0.0 else F.dropout(h, 0.5),
     "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),  # it compares draws of a shape with values
+    "bernoulli in double": lambda h: h * torch.bernoulli(h.double().sigmoid()).float(),
+    "transposed bernoulli": lambda h: h * torch.bernoulli(h.t().sigmoid()).t(),
 }
 FALLBACKS = {
     "multinomial": lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)),

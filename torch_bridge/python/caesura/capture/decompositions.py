@@ -27,7 +27,7 @@ def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in eac
     return {target: function for target, function in core_aten_decompositions().items()
             if target is not _WRONG and target.namespace != "caesura"} | {
         aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss,
-        aten.softshrink.default: _softshrink} | foreach.decompositions()
+        aten.bernoulli.default: _bernoulli, aten.softshrink.default: _softshrink} | foreach.decompositions()
 
 
 def _registered() -> tuple:
@@ -67,6 +67,12 @@ def _softshrink(x, lambd=0.5):
     """PyTorch's decomposition stops the gradient of NaN; its kernel hands it on, as that of hardshrink does."""
     global_decomposition_table["post_autograd"][aten.softshrink.default](x, lambd)  # for its checks
     return torch.where(x.abs() <= lambd, (x * 0).detach(), x - x.sign() * lambd)
+
+
+def _bernoulli(p, *, generator=None):
+    """PyTorch's decomposition draws as for float32, its kernel as for p's own dtype."""
+    precision = torch.float64 if p.dtype == torch.float64 else torch.float32
+    return (torch.rand(p.shape, dtype=precision, device=p.device) < p).to(p.dtype)
 
 
 def _dropout(x, p, train):
