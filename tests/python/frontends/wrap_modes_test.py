@@ -199,6 +199,27 @@ def test_views_and_writes_in_inference_mode():
 
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_a_buffer_that_inference_mode_has_replaced():
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            self.mean = self.mean * 0.5 + x
+            return x * self.w, self.mean
+
+    module = Averages()
+    wrapped, x = caesura.wrap(module), torch.ones(3)
+    for mode in (torch.enable_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            y, mean = wrapped(x)
+    y.sum().backward()
+    torch.testing.assert_close((mean, module.w.grad), (torch.full((3,), 1.75), x))
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 @pytest.mark.parametrize("compiler", [caesura.wrap, lambda module: module.compile(backend="caesura") or module], ids=["wrap", "compile"])
 def test_hooks_of_all_modules_that_come_after_a_graph_break(compiler):
     class Breaks(nn.Module):

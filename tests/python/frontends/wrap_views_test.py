@@ -115,6 +115,27 @@ def test_results_lie_as_those_of_eagers_kernels():
         assert [y.stride() for y in caesura.wrap(Normalizes())(x)] == [y.stride() for y in Normalizes()(x)], axes
 
 
+def written_to_transposed(x):
+    y = (x * 2).data
+    y.t_()
+    y.masked_fill_(y > 0, 0.5)
+    z = x.cumsum(0).detach()
+    return y, z.as_strided((12,), (1,)), z
+
+
+@pytest.mark.parametrize("makes", [lambda x: (written_to_transposed(x)[0],), lambda x: written_to_transposed(x)[1:], written_to_transposed])
+def test_results_that_were_written_to_lie_as_in_eager(makes):
+    class Makes(nn.Module):
+        def forward(self, x):
+            return makes(x)
+
+    def seen(module):
+        ys = module(torch.ones(3, 4))
+        return [y.stride() for y in ys], [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in ys for b in ys]
+
+    assert seen(caesura.wrap(Makes())) == seen(Makes())
+
+
 def test_transposed_results_keep_their_layout_where_sizes_are_symbols():
     class Transposed(nn.Module):
         def forward(self, x):

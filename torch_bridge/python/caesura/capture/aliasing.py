@@ -143,6 +143,13 @@ def keep_gradients(graph: torch.fx.Graph) -> list:
             for t in tensors_of(n) if not t.is_leaf and is_tracked(t)]
 
 
+def made_in_inference(graph: torch.fx.Graph) -> list:
+    """The inputs of Dynamo's graph that are inference tensors in a call with autograd on. Autograd saves none; eager needs it only for
+    what has a gradient, a node of ours for all of the call."""
+    return [n for n in graph.find_nodes(op="placeholder") if torch.is_grad_enabled()
+            for argument in [n.meta.get("grapharg")] if getattr(argument, "is_tensor", False) and argument.example.is_inference()]
+
+
 def past_inference(graph: torch.fx.Graph) -> list:
     """The calls in inference mode that view or write to what was made outside of that mode. AOT autograd ends with an internal error at
     such a view."""

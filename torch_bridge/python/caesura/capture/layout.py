@@ -23,14 +23,15 @@ def lay_arguments(graph: torch.fx.Graph, past_views: bool) -> list:
                 break
             base = base.args[0]
         x = base.meta["val"]
-        if base is node.args[0] and x.is_contiguous() and x.storage_offset() == 0:
+        is_laid = x.is_contiguous() and x.storage_offset() == 0
+        if is_laid and base is node.args[0]:
             continue
         order = _order(x) if is_static((*given.stride(), given.storage_offset())) else None
         if order is None:
             left.append(node)
             continue
         with graph.inserting_before(node):
-            dense = _dense(graph, base, order)
+            dense = base if is_laid else _dense(graph, base, order)
         sizes = node.args[1:]
         if len(sizes) == (2 if node.target == _CALLS[0] else 3):
             sizes = (*sizes, given.storage_offset())
@@ -43,8 +44,9 @@ def lay_arguments(graph: torch.fx.Graph, past_views: bool) -> list:
     return left
 
 
-def lay_results(graph: torch.fx.Graph, first: int, last: int):
-    """Gives the outputs from `first` to `last` the memory layout of the trace; views of one tensor stay views of one tensor."""
+def lay_results(graph: torch.fx.Graph, first: int, last: int, eager=()):
+    """Gives the outputs from `first` to `last` the memory layout of the trace; views of one tensor stay views of one tensor. eager:
+    tensors without values that lie as eager's results, None for views. What was written to lies otherwise in a functional trace."""
     output = next(n for n in graph.nodes if n.op == "output")
     results, laid = list(output.args[0]), {}
     for i, node in list(enumerate(results))[first:last]:
@@ -63,6 +65,16 @@ def lay_results(graph: torch.fx.Graph, first: int, last: int):
                 if view not in laid:
                     laid[view] = graph.node_copy(view, lambda n: laid.get(n, n))
         results[i] = laid[node]
+    for i, like in enumerate(eager, first):
+        if like is None:
+            continue
+        node, strides = results[i], _hints(like.stride())
+        made = node.meta["val"] if isinstance(node, torch.fx.Node) else like
+        moved = any(a != b for a, b, size in zip(_hints(made.stride()), strides, _hints(like.shape)) if size != 1)
+        order = _order(like) if moved and made.shape == like.shape else None
+        if order is not None:
+            with graph.inserting_before(output):
+                results[i] = _back(graph, _dense(graph, node, order), order)
     output.args = (type(output.args[0])(results),)
 
 

@@ -10,10 +10,10 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_gradients, past_inference, plain_forward,
-                                      share_storage, unless_unlike, unnoticed, views_past_autograd, writes_to_overlaps)
+from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
+                                      plain_forward, share_storage, unless_unlike, unnoticed, views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
-from caesura.capture.compat import (TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
+from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
@@ -48,8 +48,9 @@ class _Captured:
     metadata: Any = None
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
-    def __init__(self, device, away):
-        self.device, self.away = device, away
+    def __init__(self, device, away, results):
+        """results: those of Dynamo's graph, as tensors without values, nothing if one is no tensor."""
+        self.device, self.away, self.results = device, away, results
 
     def compile_forward(self, module, example_inputs):
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
@@ -57,9 +58,10 @@ class _Captured:
         if not self.away:
             tokens = len(self.metadata.tokens)  # the first of the results
             first, last = tokens + len(self.metadata.mutated_inp_runtime_indices), tokens + self.metadata.num_forward
-            lay_results(module.graph, first, last)
-            (output,) = module.graph.find_nodes(op="output")
             remade = self.metadata.num_outputs_aliased or self.metadata.num_intermediate_bases  # as views, by AOT autograd
+            own = [info.output_type in (OutputType.non_alias, OutputType.unsafe_view_alias) for info in self.metadata.output_info]
+            lay_results(module.graph, first, last, [like if is_own else None for like, is_own in zip(self.results, own)])
+            (output,) = module.graph.find_nodes(op="output")
             module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
         self.forward = self._program(module)
         return _boxed(lambda: self.forward)
@@ -130,6 +132,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if kept:
         fall_back([("a graph", "after it a buffer holds gradients, by which calls follow one another", describe(n)) for n in kept])
         return plain_forward(module)
+    given = made_in_inference(module.graph)
+    if given:
+        fall_back([("a graph", "with autograd on it is given a tensor that was made in inference mode", describe(n)) for n in given])
+        return plain_forward(module)
     inferred = past_inference(module.graph)
     if inferred:
         fall_back([("a graph", "in inference mode it views or writes to what was made outside", describe(n)) for n in inferred])
@@ -137,7 +143,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = device != CPU and open_gpu(device)[0] is None
-    captured = _Captured(CPU if away else device, away)
+    (output,) = module.graph.find_nodes(op="output")
+    results = [getattr(n, "meta", {}).get("example_value") for n in output.args[0]]
+    are_tensors = all(isinstance(r, torch.Tensor) and r.layout == torch.strided and not r.is_nested for r in results)
+    captured = _Captured(CPU if away else device, away, results if are_tensors else [])
     table = dict if away else functools.partial(decompositions, TABLE)
     hidden = hidden_writes(module.graph)
     key = None if hidden else _key(module, example_inputs)
