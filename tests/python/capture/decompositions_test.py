@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import caesura
+from caesura.capture import foreach
 from caesura.capture.compat import core_aten_decompositions
 from caesura.capture.decompositions import _WRONG, _table, decompositions
 
@@ -22,10 +23,11 @@ def scaled(by):
 
 
 def test_the_table_is_pytorchs_without_what_is_kept():
+    added = {torch.ops.aten._weight_norm_interface_backward.default, *foreach.decompositions()}
     for _ in range(2):
         table = decompositions(KEPT)
         pytorchs = {target for target in dict(core_aten_decompositions().items()) if target.namespace != "caesura"}
-        assert table.keys() == pytorchs - KEPT - {_WRONG}
+        assert table.keys() == (pytorchs | added) - KEPT - {_WRONG}
     table.clear()  # the caller's own
     assert decompositions(KEPT)
 
@@ -62,4 +64,8 @@ def test_weight_norm_is_its_kernel_s(shape, axis, dtype):
     target = torch.ops.aten._weight_norm_interface.default
     if axis in (0, len(shape) - 1):  # the kernel takes no other
         torch.testing.assert_close(decompositions(KEPT)[target](v, g, axis)[0], target(v, g, axis)[0])
+        backward, dw = torch.ops.aten._weight_norm_interface_backward.default, torch.linspace(-1, 2, v.numel(), dtype=dtype).view(shape)
+        given = dw, v, g, target(v, g, axis)[1], axis
+        tolerance = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.02}  # the kernel sums in float32
+        torch.testing.assert_close(decompositions(KEPT)[backward](*given), backward(*given), **tolerance)
     torch.testing.assert_close(decompositions(KEPT)[target](v, g, axis)[0], torch._weight_norm(v, g, axis), rtol=1e-2, atol=1e-2)

@@ -26,7 +26,8 @@ def decompositions(kept) -> dict:
 def _table(operators, registered) -> dict:  # PyTorch takes 80 ms for it, in each call
     return {target: function for target, function in core_aten_decompositions().items()
             if target is not _WRONG and target.namespace != "caesura"} | {
-        aten._weight_norm_interface.default: _weight_norm, aten.multi_margin_loss.default: _multi_margin_loss,
+        aten._weight_norm_interface.default: _weight_norm,
+        aten._weight_norm_interface_backward.default: _weight_norm_backward, aten.multi_margin_loss.default: _multi_margin_loss,
         aten.bernoulli.default: _bernoulli, aten.softshrink.default: _softshrink} | foreach.decompositions()
 
 
@@ -47,6 +48,14 @@ def _weight_norm(v, g, dim=0):
     precise = torch.float if g.dtype == torch.bfloat16 else None
     norm = v.norm(2, axes, keepdim=True, dtype=precise) if axes else v.abs().to(precise or v.dtype)
     return v * (g / norm.to(g.dtype)), norm
+
+
+def _weight_norm_backward(dw, v, g, norm, dim):
+    """Of w = v g / |v|: dv = g / |v| (dw - v <dw, v> / |v|^2), dg = <dw, v> / |v|. PyTorch has no decomposition for it."""
+    axes = [i for i in range(v.dim()) if i != dim]
+    along = (dw * v).sum(axes, keepdim=True) if axes else dw * v
+    norm = norm.to(v.dtype)
+    return g / norm * (dw - v * (along / (norm * norm))), along / norm
 
 
 def _multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=1):
