@@ -142,6 +142,21 @@ def test_buffers_and_shapes_that_change():
     same(second[0], first[0])
 
 
+def test_a_later_capture_is_made_as_the_first():
+    class Each(Net):
+        def forward(self, x):
+            y = super().forward(x)
+            z = y * 2
+            torch._foreach_add_([y, z], [z, y])  # which Dynamo's own capture adds at once
+            return y + z
+
+    first, second = pair(Each())
+    data = [batches(1, rows)[0] for rows in (5, 5, 3)]
+    expected = eager(*first, data)
+    torch.testing.assert_close([second[2](*batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
+    assert second[2].micro_steps == 3
+
+
 def normed():
     return torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
 

@@ -35,6 +35,15 @@ class OptionError(ValueError):
     """torch.compile() was given options that the backend does not have."""
 
 
+class NotCaptured(Exception):
+    """A frame that no capture fits came up while no_capture() forbade new ones."""
+
+
+def no_capture():
+    """For tracing(): a call within it runs what was captured before, or raises NotCaptured."""
+    raise NotCaptured
+
+
 class _Local(threading.local):
     patches = None  # makes the context that a trace in this thread happens in; None: as for code that is not ours
     others = contextlib.nullcontext  # the same for code that is not ours

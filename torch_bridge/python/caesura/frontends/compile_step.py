@@ -22,7 +22,7 @@ from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOn
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
-from caesura.capture.frames import is_users_error, place_of, quietly, tracing, watch, why
+from caesura.capture.frames import NotCaptured, is_users_error, no_capture, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
@@ -450,9 +450,10 @@ class CompiledStep(Suspendable, Ranked):
             try:
                 if self.programs:
                     try:
-                        return self._call(*args, **kwargs)
-                    except Unsupported:
-                        pass  # a logging call prevents a new capture; nothing has run
+                        with tracing(no_capture):
+                            return self._call(*args, **kwargs)
+                    except NotCaptured:
+                        pass  # nothing has run; a capture needs what follows
                 with capturing(self.module, exchanges=True, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
