@@ -129,6 +129,17 @@ class Hooked(Uses):
         return torch.utils.checkpoint.checkpoint(part, y, use_reentrant=False)
 
 
+class HookedLate(Uses):
+    """Has hooks on a tensor that was written to, and read, and viewed; the second one gets what the first one gives."""
+
+    def use(self, y):
+        y.mul_(0.5)
+        z, row = y.sin(), y[0]
+        y.register_hook(lambda dy: dy * 2)
+        y.register_hook(lambda dy: dy.clamp(-0.05, 0.05) + 0.01)
+        return z + row * self.scale + y
+
+
 class Stopped(Uses):
     """Stops a gradient within a checkpoint."""
 
@@ -146,7 +157,7 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, Stopped])
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, HookedLate, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()
@@ -156,6 +167,47 @@ def test_like_eager(make, dynamic):
     step = caesura.compile_step(other, F.cross_entropy, optimizers[1], dynamic=dynamic or None)
     assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=1e-9)
     same(module, other)
+
+
+def hooks_a_parameter(module, y):
+    module.scale.register_hook(lambda d: d * 2)
+
+
+def reads_a_later_value(module, y):
+    z = y * 2
+    k = z.mean()
+    y.register_hook(lambda d: d * k)
+
+
+def writes_to_a_part(module, y):
+    row = y[0]
+    row.register_hook(lambda d: d * 2)
+    row.mul_(2)
+
+
+@pytest.mark.parametrize("use, told", [
+    (hooks_a_parameter, "a hook on a parameter"), (reads_a_later_value, "reads what is computed after"),
+    (writes_to_a_part, "shares memory with others and is written to")], ids=lambda v: getattr(v, "__name__", ""))
+def test_hooks_that_a_step_refuses(use, told):
+    class Used(Uses):
+        def use(self, y):
+            use(self, y)
+            return y * self.scale
+
+    module = Used()
+    with pytest.raises(caesura.StepRefused, match=told):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.05))(*batches(1)[0])
+
+
+def test_a_hook_where_there_is_no_gradient():
+    class Used(Uses):
+        def use(self, y):
+            y.detach().register_hook(lambda d: d)
+            return y
+
+    module = Used()
+    with pytest.raises(RuntimeError, match="cannot register a hook on a tensor that doesn't require gradient"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.05))(*batches(1)[0])
 
 
 def test_is_not_what_autograd_would_do():

@@ -48,7 +48,8 @@ def is_tracked(tensor) -> bool:
         return False
 
 
-def _storage(tensor):
+def storage_of(tensor):
+    """The same for tensors that share memory."""
     try:
         return storage_id(tensor)
     except NotImplementedError:  # inside of a vmap there is none
@@ -58,7 +59,7 @@ def _storage(tensor):
 def group_of(tensor):
     """The same for a tensor and its views, which share memory and gradients."""
     if tensor.is_inference():
-        return _storage(tensor)
+        return storage_of(tensor)
     of = None if is_functorch_wrapped_tensor(tensor) else base(tensor)
     return id(tensor if of is None else of)
 
@@ -93,7 +94,7 @@ class SharedMemory:
         self.last = {}  # storage to the number of the last call that writes to it
         for number, node in enumerate(self.graph.nodes):
             for target in written_to(node):
-                self.last.update((_storage(t), number) for t in tensors_of(target))
+                self.last.update((storage_of(t), number) for t in tensors_of(target))
         self.number = -1
         self.now = {}  # of tensors in memory that is written to, by id: whether they require gradients
         self.members = {}  # group to its tensors
@@ -103,13 +104,13 @@ class SharedMemory:
 
     def tracks(self, tensor) -> bool:
         """True if the tensor requires gradients after the call last entered."""
-        return self.now.get(id(tensor), False) if _storage(tensor) in self.last else is_tracked(tensor)
+        return self.now.get(id(tensor), False) if storage_of(tensor) in self.last else is_tracked(tensor)
 
     def enter(self, node, written, recording: bool) -> list:
         """Follows one call; recording: whether autograd records it. Returns lines that say what cannot be kept."""
         self.number, self.changed = self.number + 1, []
         problems = []
-        for tensor in [t for t in tensors_of(node) if _storage(t) in self.last and id(t) not in self.now]:
+        for tensor in [t for t in tensors_of(node) if storage_of(t) in self.last and id(t) not in self.now]:
             self.now[id(tensor)] = is_tracked(tensor) and self._begins_tracked(node, tensor, recording)
             self.members.setdefault(group_of(tensor), []).append(tensor)
             if node.op == "placeholder" and self.now.get(id(tensor)):
@@ -163,8 +164,8 @@ class SharedMemory:
         value = node.meta.get("example_value")
         for source in node.all_input_nodes:
             for tensor, of in [(t, g) for t in tensors_of(node) for g in tensors_of(source)]:
-                if (_storage(tensor) != _storage(of) or group_of(tensor) == group_of(of)
-                        or self.last.get(_storage(tensor), -1) < self.number):
+                if (storage_of(tensor) != storage_of(of) or group_of(tensor) == group_of(of)
+                        or self.last.get(storage_of(tensor), -1) < self.number):
                     continue
                 if value is not tensor or source.meta["example_value"] is not of or tensor.shape != of.shape:
                     problems.append(f"{name_of(node)} shares memory that is written to later, past the gradients (at {describe(node)})")

@@ -99,14 +99,14 @@ def drop_detached(module: torch.fx.GraphModule):
     module.recompile()
 
 
-class FailsInBackward(RuntimeError):
-    """The error that eager's backward raises, too: a call has written to what another one's gradient needs."""
+class FailsInEager(RuntimeError):
+    """An error that eager raises, too."""
 
 
 def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: list) -> set:
     """The positions of dynamo's inputs that autograd would hand a gradient of `loss`: PyTorch's optimizers leave the others as
     they are, where a gradient of zeros would have them decay. functions: as take_functions() gives them. To be called before
-    mark_cuts(). Raises FailsInBackward."""
+    mark_cuts(). Raises FailsInEager."""
     inputs = graph.graph.find_nodes(op="placeholder")
     value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
     if whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes)):
@@ -118,7 +118,7 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: 
             return {i for i, gradient in zip(leaves, gradients) if gradient is not None}
         except (RuntimeError, AssertionError) as error:  # AssertionError: of tensors that PyTorch made without its fake mode
             if "modified by an inplace operation" in str(error):
-                raise FailsInBackward(str(error)) from None
+                raise FailsInEager(str(error)) from None
             logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
     leads = {loss}
     for node in reversed(graph.graph.nodes):

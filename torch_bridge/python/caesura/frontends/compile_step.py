@@ -32,9 +32,10 @@ from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.capture.stop_gradient import (FailsInBackward, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
+from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
                                            sparse_inputs, takes_gradients)
 from caesura.capture.subclasses import refused_subclasses
+from caesura.capture.tensor_hooks import place_hooks
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
@@ -296,9 +297,11 @@ class CompiledStep(Suspendable, Ranked):
         example_inputs = take_as_given(graph, example_inputs)
         position, loss = attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
+        hooks = [problem for part in parts_of(graph) for problem in place_hooks(part)]
         functions, problems = take_functions(graph)
         if differentiates and functions:
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
+        problems += hooks
         reached, sparse = reached_inputs(graph, loss, functions), sparse_inputs(graph)
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, functions, keep_modes=differentiates)]
         problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
@@ -475,7 +478,7 @@ class CompiledStep(Suspendable, Ranked):
                 raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
             except BackendCompilerFailed as error:
                 inner = error.inner_exception
-                if isinstance(inner, FailsInBackward):
+                if isinstance(inner, FailsInEager):
                     raise RuntimeError(str(inner)) from None
                 if isinstance(inner, StepRefused):
                     raise inner from None
