@@ -272,7 +272,7 @@ def judged(found, our_error, expected, error, precise, again):
     when = ", from disk" if again else ""
     report = caesura.report()
     reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
-    if our_error is not None and is_refusal(our_error):
+    if isinstance(our_error, caesura.StepRefused):
         return Outcome("refused", " ".join(str(our_error).split())[:300])
     problem = difference(found, expected, precise)
     if problem:
@@ -289,7 +289,3 @@ def judged(found, our_error, expected, error, precise, again):
     if not reason:
         return Outcome("ours")
     return Outcome("partly ours" if report.kernel_calls else "left to PyTorch", reason)
-
-
-def is_refusal(error):
-    return isinstance(error, (caesura.StepRefused, NotImplementedError)) or "caesura" in type(error).__module__

@@ -204,6 +204,15 @@ def views_under_no_grad(m, x):
     return y + v * m.b(x) + x @ w
 
 
+@case
+def shapes(m, x):
+    y = m.a(x)
+    y.unsqueeze_(0)
+    z = y * y.shape[0] + y.dim()
+    y.squeeze_(0).t_()
+    return z[0] + y.mT * y.shape[0] * torch.linspace(0, 1, y.shape[1])[:, None]
+
+
 @pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
 def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)
@@ -220,6 +229,20 @@ def test_lists_of_one_tensor_in_torch_compile():
     x = torch.randn(3)
     for found, expected in zip(torch.compile(run, backend="caesura", fullgraph=True)(x), run(x), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_shape_that_changes_between_a_read_and_a_write_is_refused():
+    def forward(m, x):
+        y = m.a(x)
+        z = y + x
+        y.t_()
+        z[0].zero_()
+        return z
+
+    module = make(forward)
+    step = caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused, match=r"add is not followed .* in forward\)"):
+        step(*data(1)[0])
 
 
 # --- what eager's backward refuses -----------------------------------------------------------------------------------

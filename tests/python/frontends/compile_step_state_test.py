@@ -95,6 +95,16 @@ class Unread(Net):
         return self.last(y)
 
 
+class Overwritten(Unread):
+    """Writes over the values of two norms, whose shapes alone are read."""
+
+    def forward(self, x):
+        y = self.first(x)
+        z = self.norms[0](y)
+        z.zero_()
+        return self.last(y + z + torch.ones_like(self.norms[1](y)))
+
+
 class Spectral(Net):
     def __init__(self):
         super().__init__()
@@ -141,7 +151,7 @@ def compiled(module, **options):
     return caesura.compile_step(module, F.cross_entropy, sgd(module), **options)
 
 
-MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Unread, Spectral, Keeps, Carries, ReadsWhatWasWritten]
+MODULES = [NoGrad, Inference, Data, Distills, Averages, Rolls, Unread, Overwritten, Spectral, Keeps, Carries, ReadsWhatWasWritten]
 
 
 @pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)

@@ -117,6 +117,19 @@ def _to_list(variable, tx):
     return _tolist(variable, tx)
 
 
+_RESHAPING = {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+_call_method = TensorVariable.call_method
+
+
+def _call_and_look_again(variable, tx, name, args, kwargs):
+    """Dynamo keeps the sizes and strides that a tensor had before one of these methods."""
+    result = _call_method(variable, tx, name, args, kwargs)
+    if name in _RESHAPING:
+        variable.synchronize_attributes(tx)
+        return variable
+    return result
+
+
 class _AtOnce(UserFunctionVariable):
     """A function of a module that changes it once for all: called while dynamo traces, which finds the module changed."""
 
@@ -190,6 +203,7 @@ def in_place(forwards=types.MappingProxyType({})):
     with contextlib.ExitStack() as changes:
         changes.enter_context(dynamo_config.patch(**_OPTIONS))
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
+        changes.enter_context(mock.patch.object(TensorVariable, "call_method", _call_and_look_again))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
         changes.enter_context(_faking())

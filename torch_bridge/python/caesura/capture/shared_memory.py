@@ -14,6 +14,7 @@ import torch
 
 from caesura.capture.autograd_function import Function, value_of_first
 from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
+from caesura.capture.frames import first_line
 from caesura.capture.fx_meta import describe
 
 MARK = "caesura_cut"
@@ -111,7 +112,11 @@ class SharedMemory:
         self.number, self.changed = self.number + 1, []
         problems = []
         for tensor in [t for t in tensors_of(node) if storage_of(t) in self.last and id(t) not in self.now]:
-            self.now[id(tensor)] = is_tracked(tensor) and self._begins_tracked(node, tensor, recording)
+            try:
+                self.now[id(tensor)] = is_tracked(tensor) and self._begins_tracked(node, tensor, recording)
+            except Exception as error:  # of jagged tensors; of tensors whose shape is changed in place later
+                self.now[id(tensor)] = True
+                problems.append(f"{name_of(node)} is not followed to what is written later: {first_line(error)} (at {describe(node)})")
             self.members.setdefault(group_of(tensor), []).append(tensor)
             if node.op == "placeholder" and self.now.get(id(tensor)):
                 self.leaves.add(group_of(tensor))

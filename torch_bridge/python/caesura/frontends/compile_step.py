@@ -482,12 +482,11 @@ class CompiledStep(Suspendable, Ranked):
                     raise RuntimeError(str(inner)) from None
                 if isinstance(inner, StepRefused):
                     raise inner from None
-                if "internal overlap" in str(inner):
-                    raise StepRefused("the step cannot be one program:\n  it writes to a tensor whose elements share memory, as those of "
-                                      f"unfold() do: clone it first (at {place_of(inner)})") from None
-                if isinstance(inner, GuardOnDataDependentSymNode):
-                    raise StepRefused(f"the step cannot be one program:\n  {why(inner)} (at {place_of(inner)})") from None
-                raise
+                overlaps = "internal overlap" in str(inner)
+                told = ("it writes to a tensor whose elements share memory, as those of unfold() do: clone it first" if overlaps
+                        else why(inner))
+                logging.getLogger("caesura").info("a capture failed", exc_info=True)
+                raise StepRefused(f"the step cannot be one program:\n  {told} (at {place_of(inner)})") from None
 
 
 watch(CompiledStep._capture, runs_eager=False)

@@ -362,10 +362,18 @@ def number_input(i: int) -> str:
     return f"number_{i}"
 
 
-def needed(module, outputs):
-    """The calls that `outputs` depend on, in order, and all draws: later ones would have the numbers of those left out."""
+# Calls that read the shape of their first argument, and not its values.
+_OF_SHAPES = {aten.copy.default, aten.empty_like.default, aten.fill.Scalar, aten.fill.Tensor, aten.full_like.default,
+              aten.new_empty.default, aten.new_full.default, aten.new_ones.default, aten.new_zeros.default, aten.ones_like.default,
+              aten.rand_like.default, aten.randn_like.default, aten.sym_size.int, aten.zero.default, aten.zeros_like.default}
+
+
+def needed(module, outputs, values=False):
+    """The calls that `outputs` depend on, in order, and all draws: later ones would have the numbers of those left out. values:
+    without those of which only the shape is read."""
     wanted = set(outputs).union(*(module.graph.find_nodes(op="call_function", target=target) for target in DRAWS))
     for node in reversed(module.graph.nodes):
         if node in wanted:
-            wanted.update(node.all_input_nodes)
+            shaped = values and node.target in _OF_SHAPES
+            wanted.update(n for n in node.all_input_nodes if not shaped or n in (*node.args[1:], *node.kwargs.values()))
     return [n for n in module.graph.nodes if n in wanted and n.op == "call_function"]

@@ -314,7 +314,7 @@ class CapturedStep(StepProgram):
         written = {self.placeholders[position]: result for position, result in self.written}
         norms = {node for node in self.module.graph.nodes if leaves_statistics(node, written)}
         others = {self.loss, *(n for n, _ in self.outputs), *(n for n in written.values() if not (n.args and n.args[0] in norms))}
-        norms &= set(needed(self.module, others))  # a model has no norm whose values nothing reads
+        norms &= set(needed(self.module, others, values=True))  # a model has no norm whose values nothing reads
         found, writes, self.counters = set(), [], []
         for position, result in self.written:
             node, value = self.placeholders[position], values[position]
