@@ -178,6 +178,34 @@ def in_place_detach(m, x):
 
 
 @case
+def in_place_detach_of_what_is_read(m, x):
+    y = m.a(x)
+    z, h = y * 2, y.sin()
+    before = h * 3
+    h.detach_()
+    after = h * 4
+    h[0] = z.mean()
+    return before + after + h
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+@case
+def a_leaf_of_what_was_written(m, x):
+    y = torch.ones_like(x)
+    y[0] = m.b(x)[0]  # no gradient reaches it, and no decay
+    return y.detach().requires_grad_() + Twice.apply(m.a(x))
+
+
+@case
 def gradients_within_no_grad(m, x):
     with torch.no_grad():
         h = m.a(x)

@@ -99,6 +99,7 @@ DRAWS = {
     "gumbel": lambda self, x: (F.gumbel_softmax(self.net(x), tau=0.7, hard=True) - x).square().mean(),
     "gumbel and a gradient": lambda self, x: F.gumbel_softmax(self.net(x), hard=True).square().mean() + penalised(self, x),
     "bernoulli": lambda self, x: (torch.bernoulli(self.net(x).sigmoid()) - self.net(x)).square().mean(),
+    "bernoulli of doubles": lambda self, x: (torch.bernoulli(self.net(x).double().sigmoid()) - self.net(x)).square().mean().float(),
     "reparametrised": lambda self, x: torch.distributions.Normal(self.net(x), 1.0).rsample().square().mean(),
     "no generator": lambda self, x: (self.net(x) * torch.randn(2, generator=None)).square().mean(),
     "by a column": lambda self, x: (self.net(x) * torch.rand_like(x.t()).t()).square().mean(),

@@ -117,7 +117,7 @@ _PARTS = (
     "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
     "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",
-    "torch._dynamo.variables.TensorVariable.call_method",
+    "torch._dynamo.variables.TensorVariable.call_method", "torch._dynamo.variables.TensorVariable.method_detach_",
     "torch._dynamo.variables.TensorVariable.method_tolist", "torch._dynamo.variables.TensorVariable.synchronize_attributes",
     "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",
     "torch._functorch.config.backward_pass_autocast", "torch._functorch.config.donated_buffer",

@@ -42,6 +42,12 @@ def _registered() -> tuple:
     return frozenset(operators), len(global_decomposition_table["post_autograd"])
 
 
+def _bernoulli(p, *, generator=None):
+    """PyTorch's decomposition draws float32 numbers, also where its kernel draws doubles."""
+    wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+    return (torch.rand(p.size(), dtype=wide, device=p.device) < p).to(p.dtype)
+
+
 def _weight_norm(v, g, dim=0):
     """PyTorch's decomposition takes one norm of all elements of a vector, its kernel a norm of each element."""
     axes = [i for i in range(v.dim()) if i != dim]
@@ -76,12 +82,6 @@ def _softshrink(x, lambd=0.5):
     """PyTorch's decomposition stops the gradient of NaN; its kernel hands it on, as that of hardshrink does."""
     global_decomposition_table["post_autograd"][aten.softshrink.default](x, lambd)  # for its checks
     return torch.where(x.abs() <= lambd, (x * 0).detach(), x - x.sign() * lambd)
-
-
-def _bernoulli(p, *, generator=None):
-    """PyTorch's decomposition draws as for float32, its kernel as for p's own dtype."""
-    precision = torch.float64 if p.dtype == torch.float64 else torch.float32
-    return (torch.rand(p.shape, dtype=precision, device=p.device) < p).to(p.dtype)
 
 
 def _dropout(x, p, train):

@@ -130,6 +130,18 @@ def _call_and_look_again(variable, tx, name, args, kwargs):
     return result
 
 
+_detach_in_place = TensorVariable.method_detach_
+
+
+def _detach(variable, tx):
+    """What was read before has a gradient, and what is read later has none: another tensor in the same memory."""
+    if variable.source:
+        return _detach_in_place(variable, tx)
+    variable.proxy = variable.call_method(tx, "detach", [], {}).as_proxy()
+    variable.synchronize_attributes(tx)
+    return variable
+
+
 class _AtOnce(UserFunctionVariable):
     """A function of a module that changes it once for all: called while dynamo traces, which finds the module changed."""
 
@@ -183,21 +195,22 @@ def logging_calls():
 
 
 @contextlib.contextmanager
-def capturing(module, exchanges: bool = False, **options):
-    """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. exchanges: whether
-    exchanges with other ranks have gradients there. Further options are Dynamo's."""
+def capturing(module, is_step: bool = False, **options):
+    """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. is_step: our rules
+    differentiate these, and exchanges with other ranks have gradients. Further options are Dynamo's."""
     parts, forwards = list(module.modules()), {}
     if any(isinstance(part, BatchNorm) and part.momentum is None for part in parts):
         forwards[BatchNorm] = _cumulative_batch_norm
-    if exchanges and any(isinstance(part, SyncBatchNorm) for part in parts):
+    if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    with dynamo_config.patch(**_OPTIONS, **options), frames.tracing(functools.partial(in_place, forwards)):
+    with dynamo_config.patch(**_OPTIONS, **options), frames.tracing(functools.partial(in_place, forwards, is_step)):
         yield
 
 
 @contextlib.contextmanager
-def in_place(forwards=types.MappingProxyType({})):
-    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class."""
+def in_place(forwards=types.MappingProxyType({}), is_step=False):
+    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class. is_step: as in
+    capturing()."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with contextlib.ExitStack() as changes:
@@ -207,6 +220,8 @@ def in_place(forwards=types.MappingProxyType({})):
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
         changes.enter_context(_faking())
+        if is_step:
+            changes.enter_context(mock.patch.object(TensorVariable, "method_detach_", _detach))
         for kind, forward in forwards.items():
             changes.enter_context(mock.patch.object(kind, "forward", forward))
         yield

@@ -120,10 +120,12 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: 
             if "modified by an inplace operation" in str(error):
                 raise FailsInEager(str(error)) from None
             logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
-    leads = {loss}
+    leads, groups = {loss}, set()  # what the loss is computed from, and the memory that it reads
     for node in reversed(graph.graph.nodes):
-        passes = "example_value" not in node.meta or any(map(is_tracked, tensors_of(node)))
-        if (node in leads and passes) or written_to(node):
+        passes = "example_value" not in node.meta or any(is_tracked(t) and not t.is_leaf for t in tensors_of(node))
+        if node in leads:
+            groups.update(map(group_of, tensors_of(node)))
+        if (node in leads and passes) or any(group_of(t) in groups for target in written_to(node) for t in tensors_of(target)):
             leads.update(node.all_input_nodes)
     return {i for i, node in enumerate(inputs) if node in leads}
 

@@ -457,7 +457,7 @@ class CompiledStep(Suspendable, Ranked):
                             return self._call(*args, **kwargs)
                     except NotCaptured:
                         pass  # nothing has run; a capture needs what follows
-                with capturing(self.module, exchanges=True, ignore_logging_functions=logging_calls()):
+                with capturing(self.module, is_step=True, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:
