@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 from operators import TOLERANCE, compare
-from program_draw import draw, load
+from program_draw import LARGEST, draw, load
 
 import caesura
 from caesura.frontends import compile_step, wrap
@@ -220,6 +220,8 @@ def difference(found, expected, precise):
             if (a is None) != (b is None) or (not isinstance(a, torch.Tensor) and a != b):
                 return "{} is {}, not {}".format(name, *("a tensor" if isinstance(v, torch.Tensor) else v for v in (a, b)))
             continue
+        if name.startswith("the loss of") and LARGEST < abs(b.item()) < float("inf"):
+            return None  # it grows from step to step, and so does its rounding
         problem, distance, _ = compare(name, a, b, TOLERANCE.get(b.dtype, 0.0))
         if problem and b.dtype == torch.float32 and 0 < distance < 1e-2:
             truth = truth or precise()
@@ -256,13 +258,14 @@ def step_of(reason):
 
 
 def first_rounding(expected, precise):
-    """The number of the first step in which eager's gradients, and so their means by Adam, are another number in float64. Adam
-    divides them by their size: whatever they are, they move the parameter by the rate."""
+    """The number of the first step in which a mean of eager's gradients by Adam is rounding: another number in float64, or so
+    small there that it can be nothing else. Adam divides it by its own size, so that it moves the parameter by the whole rate."""
     if not any(name.startswith("exp_avg of") and value is not None for name, value in expected):
         return CALLS
     for (name, value), (_, exact) in zip(expected, precise()):
         if name.startswith("exp_avg of") and value is not None and exact is not None:
-            if ((value - exact).abs() > 1e-3 * exact.abs() + 1e-11).any():  # far below Adam's epsilon of 1e-8, nothing moves
+            differs = (value - exact).abs() > 1e-3 * exact.abs()
+            if (differs | ((value != 0) & (value.abs() < 1e-13))).any():
                 return step_of(name)
     return CALLS
 
@@ -302,12 +305,16 @@ def judged(found, our_error, expected, error, precise, again):
     when = ", from disk" if again else ""
     report = caesura.report()
     reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
+    if isinstance(our_error, caesura.StepRefused) and error is not None:
+        return Outcome("as eager fails", "StepRefused")
     if isinstance(our_error, caesura.StepRefused):
         return Outcome("refused", " ".join(str(our_error).split())[:300])
     problem = difference(found, expected, precise)
     if problem:
         return Outcome("silent", problem + when)
     if error is not None and our_error is None:
+        if "backward through the graph a second time" in str(error) and any(name.startswith("the loss of step") for name, _ in expected):
+            return Outcome("left out", "a step's gradients end at what an earlier one left in a buffer")
         return Outcome("silent", f"no error, where eager has {type(error).__name__}: {str(error)[:160]}{when}")
     if our_error is not None and error is None:
         return Outcome("failed", f"{type(our_error).__name__}: {' '.join(str(our_error).split())[:240]}{when}")

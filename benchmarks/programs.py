@@ -43,7 +43,7 @@ from program_runs import OUTCOMES, ROUTES, check, drawn  # noqa: E402
 
 import caesura  # noqa: E402
 
-CHUNK = 200          # programs of a process
+CHUNK = 200          # programs of a process, at most
 HANGS = 120          # seconds that a program may take
 BAD = ("silent", "failed")
 
@@ -107,7 +107,8 @@ def run_seeds(seeds, options, send):
 def all_results(seeds, options):
     """Yields (seed, (route, outcome, reason, features, text, spent)), from processes that are forks of this one."""
     fork = multiprocessing.get_context("fork")
-    chunks = [seeds[i:i + options.chunk] for i in range(0, len(seeds), options.chunk)]
+    size = min(options.chunk, -(-len(seeds) // options.jobs))
+    chunks = [seeds[i:i + size] for i in range(0, len(seeds), size)]
     running = {}
     while chunks or running:
         while chunks and len(running) < options.jobs:

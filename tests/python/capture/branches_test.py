@@ -61,6 +61,20 @@ def test_trains_as_eager(forward):
     steps_as_eager(forward)
 
 
+def test_attributes_after_a_loop_are_kept():
+    def forward(m, x):
+        m.steps += 1
+        y = torch.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), x.clone()))[1]
+        m.seen = y.clone()
+        return m.a(x) + m.seen
+
+    module, (x, target) = make(forward), data(1)[0]
+    module.register_buffer("steps", torch.tensor(0))
+    caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1))(x, target)
+    torch.testing.assert_close(module.seen, x * 0.25)
+    assert module.steps == 1
+
+
 def mapped(m, x):
     from torch._higher_order_ops.map import map as map_
     return map_(lambda row: m.a(row).sin(), x)

@@ -188,6 +188,17 @@ def in_place_detach_of_what_is_read(m, x):
     return before + after + h
 
 
+@case
+def writes_that_are_not_recorded(m, x):
+    y = m.a(x)
+    row, z = y[1], y + 1
+    with torch.no_grad():
+        y.mul_(0.5)
+        y[0] = m.b(x)[0]
+        torch._foreach_add_([y, z], [z, y])
+    return y * m.b(x) + row.sin() + z
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

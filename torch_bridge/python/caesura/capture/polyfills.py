@@ -16,7 +16,7 @@ from torch.nn import SyncBatchNorm
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import foreach, frames
-from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, TensorVariable, UserFunctionVariable,
+from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, SideEffects, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
                                     dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
@@ -130,6 +130,15 @@ def _call_and_look_again(variable, tx, name, args, kwargs):
     return result
 
 
+_store_attr = SideEffects.store_attr
+
+
+def _store_now(effects, *args, **kwargs):
+    """Stores an attribute where Dynamo looks for it at the end. A while_loop's trace goes on with a copy, and where attributes were
+    stored before, those that are stored later were lost in what the copy was made from."""
+    return _store_attr(effects.output_graph_weakref().side_effects, *args, **kwargs)
+
+
 _detach_in_place = TensorVariable.method_detach_
 
 
@@ -216,6 +225,7 @@ def in_place(forwards=types.MappingProxyType({}), is_step=False):
     with contextlib.ExitStack() as changes:
         changes.enter_context(dynamo_config.patch(**_OPTIONS))
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
+        changes.enter_context(mock.patch.object(SideEffects, "store_attr", _store_now))
         changes.enter_context(mock.patch.object(TensorVariable, "call_method", _call_and_look_again))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
