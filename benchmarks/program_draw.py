@@ -167,7 +167,7 @@ class Draft:
                     and (not needs_grad or value.requires_grad) and 0 < value.numel() <= 64 and value.layout == torch.strided)
 
         names = [name for name in names if fits(name)]
-        if written and self.rng.random() < 0.97:  # which compile_step refuses
+        if written and self.rng.random() < 0.99:  # which compile_step refuses
             names = [name for name in names if self.storage(name) not in map(self.storage, "xy")]
         if shape is not None and not names:
             raise LookupError
@@ -176,6 +176,15 @@ class Draft:
         if not names:
             raise LookupError
         return self.rng.choice(names)
+
+    def learns(self, name):
+        """True if a parameter gets a gradient of the variable."""
+        value, parameters = self.tensor(name), list(self.module.parameters())
+        try:
+            return value.requires_grad and bool(parameters) and any(
+                g is not None for g in torch.autograd.grad(value.sum(), parameters, retain_graph=True, allow_unused=True))
+        except RuntimeError:  # eager's backward fails
+            return True
 
     def storage(self, name):
         return self.tensor(name).untyped_storage().data_ptr()
@@ -303,7 +312,7 @@ def draw(seed, only=None, attempt=0):
     for i in range(rng.randint(4, 12)):
         body += draft.statement(only=only if only and i % 2 == 0 else None)
     names = [n for n in draft.variables() if 0 < draft.tensor(n).numel()]
-    learning = [n for n in names if draft.tensor(n).requires_grad] or [draft.parameter(shape)]
+    learning = [n for n in names if draft.learns(n)] or [draft.parameter(shape)]
     draft.outputs = [rng.choice(learning), *(rng.choice(names[-5:]) for _ in range(rng.choice([0, 1, 1, 2, 3])))]
     if rng.random() < 0.15:
         draft.outputs.append(rng.choice([*draft.parts("b"), *draft.parts("w"), "x"]))
