@@ -152,7 +152,7 @@ class SharedMemory:
     def _write(self, node, written, recording) -> list:
         problems = []
         gains = recording and any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source))
-        for target, tensor in [(target, t) for target in written for t in tensors_of(target)]:
+        for target, tensor in [(source, t) for source in written for t in tensors_of(source)]:
             group = group_of(tensor)
             tracked = any(map(self.tracks, self.members.get(group, [tensor])))
             if tracked and not (recording and self.tracks(tensor)):
