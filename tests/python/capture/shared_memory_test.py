@@ -199,6 +199,15 @@ def writes_that_are_not_recorded(m, x):
     return y * m.b(x) + row.sin() + z
 
 
+@case
+def views_under_no_grad_of_what_was_written(m, x):
+    y = x.sin()
+    y.copy_(m.a(x))
+    with torch.no_grad():
+        v = y.view_as(y)
+    return v.reshape(-1)[:3] * 2 + y
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -55,12 +55,23 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
                                 f"(at {describe(node)})")
             for group in map(group_of, results):
                 if any(map(memory.tracks, memory.members.get(group, ()))):
-                    cut.setdefault(group, []).append(node)
+                    is_view = not written and node.meta["example_value"] is results[0]
+                    cut.setdefault(group, []).append(_copied(graph, node) if is_view else node)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
+
+
+def _copied(graph, view):
+    """A copy in a view's place: AOTAutograd makes views of memory that was written to anew where they are read, without marks."""
+    with graph.graph.inserting_after(view):
+        copy = graph.graph.call_method("clone", (view,))
+    copy.meta.update(example_value=view.meta["example_value"], stack_trace=view.meta.get("stack_trace"))
+    view.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    mark(copy)
+    return copy
 
 
 def _detach(graph, node):
