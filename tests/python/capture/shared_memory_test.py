@@ -189,17 +189,6 @@ def in_place_detach_of_what_is_read(m, x):
 
 
 @case
-def writes_that_are_not_recorded(m, x):
-    y = m.a(x)
-    row, z = y[1], y + 1
-    with torch.no_grad():
-        y.mul_(0.5)
-        y[0] = m.b(x)[0]
-        torch._foreach_add_([y, z], [z, y])
-    return y * m.b(x) + row.sin() + z
-
-
-@case
 def views_under_no_grad_of_what_was_written(m, x):
     y = x.sin()
     y.copy_(m.a(x))

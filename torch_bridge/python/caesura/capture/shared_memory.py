@@ -152,31 +152,16 @@ class SharedMemory:
     def _write(self, node, written, recording) -> list:
         problems = []
         gains = recording and any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source))
-        for target, tensor in [(source, t) for source in written for t in tensors_of(source)]:
+        for tensor in [t for target in written for t in tensors_of(target)]:
             group = group_of(tensor)
             tracked = any(map(self.tracks, self.members.get(group, [tensor])))
             if tracked and not (recording and self.tracks(tensor)):
-                problems += self._keep_gradient(node, target, tensor)
+                problems.append(_past(node))
             if gains:
                 self.now.update((id(member), True) for member in self.members.get(group, [tensor]))
             self.changed.append(group)
             problems += self._hand_on(node, group)
         return problems
-
-    def _keep_gradient(self, node, target, tensor) -> list:
-        """A write that autograd does not record: the tensor has the new values, with the gradient of the old ones."""
-        if (not self.tracks(tensor) or group_of(tensor) in self.leaves or self.takes_gradients or tensor.is_complex()
-                or target.meta["example_value"] is not tensor or is_functorch_wrapped_tensor(tensor)):
-            return [_past(node)]
-        mark(node)
-        self.functions.append(value_of_first(len(self.functions)))
-        with self.graph.inserting_before(node):
-            old = self._like(node, self.graph.call_method("clone", (target,)), tensor)
-        with self.graph.inserting_after(node):
-            kept = self._like(node, self.graph.call_function(self.functions[-1], (target, old)), tensor)
-        with self.graph.inserting_after(kept):
-            self._like(node, self.graph.call_method("copy_", (target, kept)), tensor)
-        return []
 
     def _separate(self, node) -> list:
         """Gives a result memory of its own if it shares memory that is written to later, and not the gradients."""
