@@ -11,7 +11,7 @@ import logging
 
 import torch
 
-from caesura.capture.compat import make_fx, set_grad_enabled
+from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
 from caesura.capture.fx_meta import describe
 from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, tensors_of, written_to
 
@@ -131,9 +131,15 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: 
             if "modified by an inplace operation" in str(error):
                 raise FailsInEager(str(error)) from None
             logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
+    given = {id(t) for node in inputs for t in tensors_of(node)}
+
+    def begins(tensor) -> bool:
+        """True for a leaf of the forward's own. Tensors within functorch's transforms are leaves of another kind."""
+        return tensor.is_leaf and id(tensor) not in given and not is_functorch_wrapped_tensor(tensor)
+
     leads, groups = {loss}, set()  # what the loss is computed from, and the memory that it reads
     for node in reversed(graph.graph.nodes):
-        passes = "example_value" not in node.meta or any(is_tracked(t) and not t.is_leaf for t in tensors_of(node))
+        passes = "example_value" not in node.meta or any(is_tracked(t) and not begins(t) for t in tensors_of(node))
         if node in leads:
             groups.update(map(group_of, tensors_of(node)))
         if (node in leads and passes) or any(group_of(t) in groups for target in written_to(node) for t in tensors_of(target)):
