@@ -150,15 +150,11 @@ def test_packed_sequences_stay_in_eager():
         agree(module, caesura.wrap(copy.deepcopy(module)), torch.randn(3, 5, 8))
 
 
-def test_torch_compile_needs_to_be_told():
-    """torch.compile captures recurrent layers only if its user sets Dynamo's allow_rnn."""
+def test_torch_compile_captures_them():
+    """Frames of torch.compile(backend="caesura") are traced with Dynamo's allow_rnn."""
     module, x = Net(nn.LSTM), torch.randn(5, 3, 8)
-    with pytest.warns(caesura.FallbackWarning, match="a graph break at .*recurrent_test.py.*(LSTM|Unsupported function call)"):
-        torch.testing.assert_close(torch.compile(copy.deepcopy(module), backend="caesura")(x), module(x))
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(allow_rnn=True), caesura.strict():
-        compiled = torch.compile(copy.deepcopy(module), backend="caesura")
-        agree(module, compiled, x)
+    with caesura.strict():
+        agree(module, torch.compile(copy.deepcopy(module), backend="caesura"), x)
 
 
 def test_derivatives_of_derivatives_are_eagers():
