@@ -23,11 +23,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/profile/profiler.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
-#include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
 namespace {
@@ -348,7 +347,7 @@ int Run(int count, char** arguments) {
   app.add_flag("--plan", plan, "The plan only");
   CLI11_PARSE(app, count, arguments);
 
-  const caesura::ProviderList cpu = {caesura::MakeCpuProvider(caesura::RegisterTrainingKernels)};
+  const caesura::ProviderList cpu = {caesura::MakeCpuProvider()};
   caesura::ProviderList providers = cpu;
   if (provider == "cuda") {
     caesura::CudaOptions options;

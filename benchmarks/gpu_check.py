@@ -106,7 +106,7 @@ def version_of(library: str, function: str) -> str:
 
 
 def cudnn_device() -> str:
-    """The GPU as cuDNN describes it: it takes the place of tests/core/kernels/cuda/h100.json."""
+    """The GPU as cuDNN describes it: it takes the place of tests/core/ops/cuda/h100.json."""
     cudnn = ctypes.CDLL("libcudnn.so.9")
     handle, descriptor = ctypes.c_void_p(), ctypes.c_void_p()
     count, text = ctypes.c_int64(), ctypes.create_string_buffer(1 << 16)

@@ -17,7 +17,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "training/training_session.h"
 
 namespace {

@@ -9,7 +9,7 @@
 //   BM_DeviceSession/N  the same for a device with the CPU fallback of shape chains
 #include <benchmark/benchmark.h>
 
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"

@@ -21,13 +21,12 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/counting_provider.h"
 #include "core/runtime/subgraph.h"
 #include "graph_transforms/pipeline.h"
-#include "training/gradient/yield_insertion.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/yield_insertion.h"
 #include "training/parameters.h"
 #include "training/step_program.h"
 
@@ -117,7 +116,7 @@ Status RunOnce(const std::shared_ptr<const ExecutionPlan>& plan,
 }
 
 Status Measure(const Model& original, const Given& given, const Case& row) {
-  CountingDevice device({.more = RegisterTrainingKernels});
+  CountingDevice device({});
   const ProviderList& providers = device.providers();
   Model model = original.Clone();
   const Shapes& shapes = given.shapes;
@@ -207,7 +206,6 @@ Result<Given> ParseInputs(int count, char** texts) {
 
 Status RunAll(int argc, char** argv) {
   if (argc < 2) return InvalidArgument("usage: shape_fallback MODEL INPUT=SHAPE INPUT:=SIZE ...");
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   ASSIGN_OR_RETURN(const Model model, ReadModel(argv[1]));
   ASSIGN_OR_RETURN(const Given given, ParseInputs(argc - 2, argv + 2));
   Status all;

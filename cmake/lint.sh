@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the sources: the layout of C and C++ (clang-format), faults in Python (ruff) and the types of the public package
+# Checks the sources: the layout of C, C++ and CUDA (clang-format), faults in Python (ruff) and the types of the public package
 # (mypy). `cmake/setup.sh --style` installs the three; mypy needs a build, which has the types of the extension.
 #
 #   cmake/lint.sh          checks
@@ -22,7 +22,7 @@ fi
 failed=0
 layout=(--dry-run -Werror)
 [[ ${1:-} != --fix ]] || layout=(-i)
-git ls-files -z '*.c' '*.cc' '*.h' '*.hpp' | xargs -0 clang-format "${layout[@]}" || failed=1
+git ls-files -z '*.c' '*.cc' '*.cuh' '*.h' '*.hpp' | xargs -0 clang-format "${layout[@]}" || failed=1
 ruff check "$@" || failed=1
 (cd build/python && mypy --config-file ../../pyproject.toml -p caesura) || failed=1
 exit "$failed"

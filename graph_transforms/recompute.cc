@@ -7,7 +7,7 @@
 #include "core/base/status_macros.h"
 #include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"
 
 namespace caesura {
@@ -30,14 +30,14 @@ double ProductMultiplyAdds(const Node& node, const Shape& a, double elements) {
 double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
   const Shape& y = ShapeOf(plan, step, step.input_count);
   const auto elements = static_cast<double>(y.elements());
-  switch (TraitsOf(*step.node).work) {
-    case OpTraits::Work::kProduct:
+  switch (OpDefOf(*step.node).work) {
+    case OpDef::Work::kProduct:
       return ProductMultiplyAdds(*step.node, ShapeOf(plan, step, 0), elements);
-    case OpTraits::Work::kConvolution:
+    case OpDef::Work::kConvolution:
       if (y.rank() < 2 || y[1] == 0) return 0;
       return elements * static_cast<double>(ShapeOf(plan, step, 1).elements()) /
              static_cast<double>(y[1]);
-    case OpTraits::Work::kAttention: {
+    case OpDef::Work::kAttention: {
       const Shape& k = ShapeOf(plan, step, 1);
       return 2 * elements * static_cast<double>(k[k.rank() - 2]);
     }
@@ -60,7 +60,7 @@ double Cost(const ExecutionPlan& plan, const Step& step) {
 
 // False for what other ranks or the caller take part in: it happens once.
 bool MayRunAgain(const Node& node) {
-  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
+  const OpDef* spec = FindOwnOp(node);
   return spec == nullptr || spec->is_deterministic;
 }
 

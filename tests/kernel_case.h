@@ -2,7 +2,7 @@
 // Runs one kernel without a plan or an executor: inputs in, outputs out.
 //
 //   KernelCase relu("Relu", {Tensor::Of<float>({2}, {-1, 1})});
-//   std::vector<RuntimeValue> y = relu.Run(RegisterElementwiseKernels).value();
+//   std::vector<RuntimeValue> y = relu.Run().value();
 #ifndef CAESURA_TESTS_KERNEL_CASE_H_
 #define CAESURA_TESTS_KERNEL_CASE_H_
 
@@ -13,9 +13,9 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph.h"
-#include "core/kernels/cpu/elementwise/kernel_list.h"
 #include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/providers/cpu_provider.h"
 
 namespace caesura {
 
@@ -44,9 +44,12 @@ struct KernelCase : private KernelHost {
         inputs(std::move(inputs)),
         output_count(output_count) {}
 
-  Result<std::vector<RuntimeValue>> Run(void (*register_kernels)(KernelRegistry&)) {
-    KernelRegistry registry;
-    register_kernels(registry);
+  // By a kernel of the CPU provider.
+  Result<std::vector<RuntimeValue>> Run() {
+    static const auto cpu = MakeCpuProvider();
+    return Run(cpu->kernels());
+  }
+  Result<std::vector<RuntimeValue>> Run(const KernelRegistry& registry) {
     Graph graph;
     Node* node = MakeNode(&graph);
     std::vector<InputInfo> infos;

@@ -6,6 +6,8 @@
 
 namespace caesura::testing {
 
+// The root of the sources.
+extern const char* const kSourceFolder;
 // ONNX's node tests, written out.
 extern const char* const kNodeTestsFolder;
 // A stand-in for NVTX's C library.

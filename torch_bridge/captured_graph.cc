@@ -8,14 +8,13 @@
 #include <optional>
 
 #include "core/execute/execution_observer.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/aten_call.h"
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/checked.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/kernels/training_ops.h"
 #include "training/parameters.h"
 
 namespace caesura::torch {
@@ -87,10 +86,7 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
                                std::vector<int64_t> writes, std::vector<int64_t> dead) {
   const std::string_view bytes(static_cast<const char*>(model.const_data_ptr()), model.numel());
   const auto provider = [] {
-    return MakeCpuProvider([](KernelRegistry& registry) {
-      RegisterTrainingKernels(registry);
-      RegisterAtenKernels(registry);
-    });
+    return MakeCpuProvider([](KernelRegistry& registry) { RegisterAtenKernels(registry); });
   };
   Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), gpu_, provider, /*threads=*/0)),
             std::nullopt};

@@ -14,8 +14,7 @@
 #include "torch_bridge/checked.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/gradient/training_mode.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/training_mode.h"
 #include "training/parameters.h"
 #include "training/step_program.h"
 
@@ -210,7 +209,7 @@ ProviderList Module::ProvidersOn(Device device) {
     own_.push_back(Checked(MakeCudaProviderOnTorch(cuda)));
     out.push_back(own_.back());
   }
-  if (host.empty()) host.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  if (host.empty()) host.push_back(MakeCpuProvider());
   out.insert(out.end(), host.begin(), host.end());
   return out;
 }

@@ -17,7 +17,7 @@ inline constexpr char kTorchProviderName[] = "TorchExecutionProvider";
 
 // Its kernels are those of torch_ops.h and aten_op.h, then what `more` adds: kernels for host
 // memory that are asked where PyTorch has no equivalent of an op, its types or its attributes
-// (RegisterCpuKernels, RegisterTrainingKernels).
+// (RegisterCpuKernels).
 std::shared_ptr<const ExecutionProvider> MakeTorchProvider(
     const std::function<void(KernelRegistry&)>& more = {});
 

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "core/base/status_macros.h"
-#include "core/load/safetensors.h"
+#include "core/files/safetensors.h"
 #include "core/runtime/snapshot_file.h"
 
 namespace caesura {

@@ -21,7 +21,7 @@
 #include <variant>
 
 #include "core/execute/state_snapshot.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "training/kernels/training_ops.h"
 #include "training/update_writer.h"
 
 namespace caesura {

@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "core/base/status.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 
 namespace caesura {
 

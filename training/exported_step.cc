@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

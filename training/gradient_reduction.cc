@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "training/kernels/training_ops.h"
 #include "training/node_order.h"
 
 namespace caesura {
@@ -42,7 +41,7 @@ std::unordered_map<const Node*, int> Positions(const Graph& graph) {
 Node* CollectiveWriter::Add(const char* op_type, const std::vector<Value*>& inputs,
                             AttributeMap attributes, int outputs) {
   Node* node =
-      graph_.AddOp(op_type, inputs, std::move(attributes), kTrainingDomain, outputs, op_type);
+      graph_.AddOp(op_type, inputs, std::move(attributes), kCaesuraDomain, outputs, op_type);
   node->set_phase(Phase::kOptimizer);
   node->set_provider(provider_);
   for (int i = 0; i < outputs && i < static_cast<int>(inputs.size()); ++i)
@@ -220,15 +219,15 @@ Value* CollectiveWriter::AgreedAtLast(Value* value) {
 namespace {
 
 bool StartsCollective(const Node& node) {
-  return node.Is("CollectiveStart", kTrainingDomain) ||
-         node.Is("ReduceScatterStart", kTrainingDomain) ||
-         node.Is("OrderedSumStart", kTrainingDomain) ||
-         node.Is("OrderedSumWait", kTrainingDomain) || node.Is("AllGatherStart", kTrainingDomain);
+  return node.Is("CollectiveStart", kCaesuraDomain) ||
+         node.Is("ReduceScatterStart", kCaesuraDomain) ||
+         node.Is("OrderedSumStart", kCaesuraDomain) || node.Is("OrderedSumWait", kCaesuraDomain) ||
+         node.Is("AllGatherStart", kCaesuraDomain);
 }
 
 // True if the node prepares a gradient for its exchange.
 bool PreparesCollective(const Node& node) {
-  if (node.Is("AccumulatedSum", kTrainingDomain) || node.Is("PairwiseSum", kTrainingDomain))
+  if (node.Is("AccumulatedSum", kCaesuraDomain) || node.Is("PairwiseSum", kCaesuraDomain))
     return true;
   return node.Is("Cast") && !node.output(0)->uses().empty() &&
          StartsCollective(*node.output(0)->uses().front().node);
@@ -256,15 +255,15 @@ class CollectiveOrderPass : public Pass {
         }
         if (starts) last_start = key;
       }
-      if (node->Is("ReduceScatterWait", kTrainingDomain)) waits.push_back(node.get());
-      if (early_ && node->Is("CollectiveWait", kTrainingDomain)) under_way.push_back(node.get());
+      if (node->Is("ReduceScatterWait", kCaesuraDomain)) waits.push_back(node.get());
+      if (early_ && node->Is("CollectiveWait", kCaesuraDomain)) under_way.push_back(node.get());
       if (!starts) continue;
       if (std::ssize(under_way) == kUnderWay) {
         keys.at(under_way.front()) = key;
         under_way.pop_front();
       }
       for (const Node* wait : std::exchange(waits, {})) {
-        if (node->Is("ReduceScatterStart", kTrainingDomain)) keys.at(wait) = key;
+        if (node->Is("ReduceScatterStart", kCaesuraDomain)) keys.at(wait) = key;
       }
     }
     return SortNodes(graph, keys);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {

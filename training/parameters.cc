@@ -8,8 +8,7 @@
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/recompute.h"
-#include "training/gradient/training_mode.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/training_mode.h"
 #include "training/update_order.h"
 
 namespace caesura {
@@ -38,7 +37,7 @@ PlanFitter WithinBudget(size_t budget) {
 }
 
 std::shared_ptr<ProviderFallback> TrainingFallback(ProviderList providers, bool enabled) {
-  const auto cpu = [] { return MakeCpuProvider(RegisterTrainingKernels); };
+  const auto cpu = [] { return MakeCpuProvider(); };
   if (providers.empty()) providers.push_back(cpu());
   return std::make_shared<ProviderFallback>(std::move(providers), cpu, enabled);
 }
@@ -48,7 +47,6 @@ Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               const ProviderFallback::MakeProvider& make_cpu,
                                               int threads) {
   // Without schemas the values after such ops would have no shapes, and would not be fused.
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   const auto passes = [](const ProviderList& providers) {
     PassList list = StepPasses(providers);
     list.push_back(MakeYieldOrderPass());

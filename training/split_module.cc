@@ -11,9 +11,9 @@
 #include "core/providers/tensor_copy.h"
 #include "graph_transforms/pipeline.h"
 #include "training/checkpoint.h"
-#include "training/gradient/training_mode.h"
-#include "training/gradient/yield_insertion.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/training_mode.h"
+#include "core/gradient/yield_insertion.h"
+
 #include "training/parameters.h"
 #include "training/step_program.h"
 
@@ -115,7 +115,6 @@ Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model,
 }
 
 Status SplitModule::Prepare(Model model, const SplitModuleOptions& options) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   seed_ = options.seed;
   shares_parameters_ = options.share_parameters;
   ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options.custom_ops));

@@ -5,9 +5,9 @@
 #include <map>
 
 #include "core/base/status_macros.h"
-#include "training/gradient/gradient_builder.h"
-#include "training/gradient/training_mode.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/gradient_builder.h"
+#include "core/gradient/training_mode.h"
+
 #include "training/update_writer.h"
 
 namespace caesura {
@@ -27,7 +27,7 @@ Value* BeforeUpdates(Graph& graph, Value* value) {
     from = inputs[0];
   }
   if (graph.Initializer(from) == nullptr) return value;
-  Node* copy = graph.AddOp("Copy", {value}, {}, kTrainingDomain, 1, "Copy");
+  Node* copy = graph.AddOp("Copy", {value}, {}, kCaesuraDomain, 1, "Copy");
   copy->output(0)->set_type(value->type());
   return copy->output(0);
 }

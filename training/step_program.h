@@ -86,7 +86,7 @@ struct StepOptions : TrainableOptions {
   // The provider on whose device they do (Communicator::device()).
   std::string collective_provider;
   // Trained parameters of which each rank has its own part, as tensor-parallel models do, whose
-  // forward exchanges what the parts make (AllReduce and so on, training/kernels/training_ops.h).
+  // forward exchanges what the parts make (AllReduce and so on, core/ops).
   // Their gradients and state are the rank's own; their norms count once each. An update goes by
   // the gradient of the mean of all ranks' losses. Not with shard_ranks or logical_shards.
   std::vector<std::string> rank_parts;

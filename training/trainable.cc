@@ -8,11 +8,11 @@
 #include "core/base/log.h"
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
-#include "core/graph/shape_inference.h"
-#include "core/load/model_reader.h"
-#include "training/gradient/gradient_path.h"
-#include "training/gradient/gradient_rules.h"
-#include "training/gradient/training_mode.h"
+#include "core/onnx/inference/shape_inference.h"
+#include "core/onnx/model_reader.h"
+#include "core/gradient/gradient_path.h"
+#include "core/gradient/gradient_rules.h"
+#include "core/gradient/training_mode.h"
 #include "training/optimizer/optimizer.h"
 
 namespace caesura {
@@ -139,7 +139,7 @@ Status Selection::FindEnds(const Loss* loss) {
 bool Selection::IsOnlySet(const Value* value) const {
   return std::all_of(value->uses().begin(), value->uses().end(), [](const Value::Use& use) {
     if (!use.node->Subgraphs().empty()) return false;
-    const gradient::GradientRule* rule = gradient::FindGradientRule(*use.node);
+    const GradientRule* rule = gradient::FindGradientRule(*use.node);
     const bool stops = rule != nullptr && rule->function != nullptr &&
                        !gradient::InputCarries(rule, *use.node, use.index);
     return stops || gradient::IsSetting(rule, *use.node, use.index);

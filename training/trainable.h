@@ -16,7 +16,7 @@ struct TrainableOptions {
   // Names of initializers to train ('*' matches anything). Empty: every floating initializer of
   // rank >= 1 that a gradient reaches as a weight (scales of quantization and of Resize are none),
   // that is no running statistic and that the model does not mark as a buffer (MarkedBuffers,
-  // core/load/model_reader.h).
+  // core/onnx/model_reader.h).
   std::vector<std::string> trainable = {};
   std::vector<std::string> frozen = {};  // taken out of the above
   // Floating Constant nodes of rank >= 1 that gradients reach become initializers, named as the
@@ -30,7 +30,7 @@ struct TrainableOptions {
 // the model does not have, each with the nearest ones, and where no gradient reaches what is
 // selected, naming the nodes that stop it. Warns of what is selected and has no gradient, of
 // weights that cannot be trained where they are, and of FoldedInitializers
-// (core/load/model_reader.h). The model's types must have been inferred.
+// (core/onnx/model_reader.h). The model's types must have been inferred.
 Result<std::vector<std::string>> TrainableNames(Model& model, const TrainableOptions& options,
                                                 const Loss* loss = nullptr);
 

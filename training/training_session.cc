@@ -15,9 +15,9 @@
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/precision/cast_grouping.h"
 #include "graph_transforms/precision/loss_cast.h"
-#include "training/gradient/training_mode.h"
+#include "core/gradient/training_mode.h"
 #include "training/gradient_reduction.h"
-#include "training/kernels/training_ops.h"
+
 #include "training/parameters.h"
 #include "training/update_order.h"
 #include "training/update_placement.h"
@@ -45,7 +45,6 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
 }
 
 Status TrainingSession::Prepare(Model model) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas(model));
   RETURN_IF_ERROR(options_.schedule.Check());
   RETURN_IF_ERROR(DivideLogicalShards());
   RETURN_IF_ERROR(CheckFailurePolicy());

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/model_writer.h"
 #include "core/providers/tensor_copy.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"
-#include "training/gradient/training_mode.h"
+#include "core/gradient/training_mode.h"
 #include "training/parameters.h"
 #include "training/training_session.h"
 

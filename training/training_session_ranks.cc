@@ -12,7 +12,7 @@
 #include "core/plan/device_constants.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/tensor_copy.h"
-#include "training/kernels/training_ops.h"
+
 #include "training/training_session.h"
 
 namespace caesura {

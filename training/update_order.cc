@@ -6,7 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "training/kernels/training_ops.h"
 #include "training/node_order.h"
 
 namespace caesura {
@@ -117,8 +116,7 @@ class UpdateOrder : NodeOrder {
 
   // Collectives are under way while other nodes run.
   static bool HasItsPlace(const Node& node) {
-    return node.Is("CollectiveStart", kTrainingDomain) ||
-           node.Is("CollectiveWait", kTrainingDomain);
+    return node.Is("CollectiveStart", kCaesuraDomain) || node.Is("CollectiveWait", kCaesuraDomain);
   }
 
   int AfterReaders(const Node& update) const {

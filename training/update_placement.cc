@@ -9,7 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/plan/device_constants.h"
 #include "core/providers/tensor_copy.h"
-#include "training/kernels/training_ops.h"
+
 #include "training/step_program.h"
 
 namespace caesura {

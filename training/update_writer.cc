@@ -6,7 +6,6 @@
 #include <map>
 
 #include "core/base/names.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -43,7 +42,7 @@ Value* UpdateWriter::Op(const std::string& op_type, std::vector<Value*> inputs, 
 
 Node* UpdateWriter::Act(const std::string& op_type, std::vector<Value*> inputs,
                         AttributeMap attributes, int outputs) {
-  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kTrainingDomain,
+  Node* node = graph_.AddOp(op_type, std::move(inputs), std::move(attributes), kCaesuraDomain,
                             outputs, op_type);
   node->set_phase(Phase::kOptimizer);
   return node;

@@ -10,6 +10,7 @@
 
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/cuda/cuda_source.h"
 #include "core/cuda/kernel_program.h"
 
 namespace caesura {
@@ -267,14 +268,6 @@ Status CudaDevice::AllocatePinned() {
   return {};
 }
 
-// By its number: the device may come only now to the gate of an earlier step, which was opened to
-// write.
-constexpr char kReadGate[] = R"(
-extern "C" __global__ void read_gate(const unsigned* forbidden, unsigned number, unsigned* cell) {
-  *cell = *forbidden == number;
-}
-)";
-
 // Puts the wait for gate_.number on the stream, then the kernel that tells the next ones whether
 // they may write. False: the device cannot wait. Where it fails the gate is open.
 Result<bool> CudaDevice::PutGate() {
@@ -318,7 +311,7 @@ void CudaDevice::WatchGate() {
 // A launch may return only when its kernel has run: the host would wait at a closed gate for ever.
 // So another thread opens the first gate, if it takes a second.
 Status CudaDevice::TryGate() {
-  ASSIGN_OR_RETURN(gate_.read, Function(kReadGate, "read_gate"));
+  ASSIGN_OR_RETURN(gate_.read, Function(CudaInclude("core/cuda/read_gate.cuh"), "read_gate"));
   RETURN_IF_CUDA_FAILS(cuStreamSynchronize, stream_);
   std::mutex mutex;
   std::condition_variable changed;
@@ -435,7 +428,7 @@ Status CudaDevice::Told(unsigned number) const {
 
 // An image on disk that the driver does not take (another NVRTC has made it) is made again.
 Result<CUmodule> CudaDevice::LoadModule(const std::string& source) const {
-  const KernelProgram program{source, architecture_};
+  const KernelProgram program{WithCudaFiles(source), architecture_};
   CUmodule module = nullptr;
   if (const auto kept = KeptKernel(*libraries_, program)) {
     const CUresult result =

@@ -51,8 +51,8 @@ class CudaDevice : public Allocator, public std::enable_shared_from_this<CudaDev
   Status Synchronise() const;
 
   // The function `kernel` (extern "C") of this source, compiled and loaded once; code that was kept
-  // on disk is not compiled again (kernel_cache.h). The source may rely on row_source's and
-  // element_source's prelude only: NVRTC has no standard library.
+  // on disk is not compiled again (kernel_cache.h). The source may include files of cuda_source.h,
+  // and nothing else: NVRTC has no standard library.
   Result<CUfunction> Function(const std::string& source, const std::string& kernel);
   // Puts the kernel on the stream. REQUIRES: the context is current.
   Status Launch(CUfunction function, unsigned grid, unsigned block, unsigned shared_bytes,

@@ -11,8 +11,8 @@
 
 namespace caesura {
 
-// All that the code follows from, but for NVRTC's version. The source includes nothing: a program
-// that brings headers must bring their texts into KernelKey, too.
+// All that the code follows from, but for NVRTC's version. The source includes nothing: it
+// holds the text of the files that it is made of (WithCudaFiles), and so does the key.
 struct KernelProgram {
   std::string source;
   std::string architecture;  // "sm_90"

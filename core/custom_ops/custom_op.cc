@@ -7,7 +7,7 @@
 #include "core/custom_ops/model_op.h"
 #include "core/custom_ops/plugin_op.h"
 #include "core/graph/op_attributes.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/plugin/plugin_library.h"
 
 namespace caesura {
@@ -51,7 +51,7 @@ const Tensor* ConstantBehind(const Value& value) {
   return value.graph()->IsGraphInput(&value) ? nullptr : value.graph()->Initializer(&value);
 }
 
-Status CheckCounts(const Node& node, const OpSchemaSpec& spec) {
+Status CheckCounts(const Node& node, const OpDef& spec) {
   auto check = [&](size_t count, int low, int high, const char* what) {
     const int given = static_cast<int>(count);
     if (given >= low && given <= high) return Status();
@@ -109,7 +109,7 @@ Status OpBinding::AddOp(CustomOp op) {
 
 const CustomOp* OpBinding::Find(const Node& node) const {
   for (const CustomOp& op : ops_) {
-    const OpSchemaSpec& schema = op.schema;
+    const OpDef& schema = op.schema;
     if (node.Is(schema.op_type.c_str(), schema.domain.c_str()) &&
         node.since_version() == schema.since_version)
       return &op;
@@ -128,7 +128,7 @@ Status OpBinding::Declare(Model& model) {
   }
   is_used_ = !names.empty();
   if (!is_used_) return {};
-  model.graph->set_op_schemas(schemas_);
+  model.graph->set_own_ops(schemas_);
   return InferShapes(model);
 }
 
@@ -143,11 +143,11 @@ Status OpBinding::Attach(Model& model, const std::vector<std::string>& trained) 
 Status OpBinding::Adopt(Graph& graph, const Model& model, std::vector<std::string>* names) {
   for (const auto& node : graph.nodes()) {
     for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(Adopt(*body, model, names));
-    const OpSchemaSpec* newest = schemas_->Find(node->op_type(), node->domain());
+    const OpDef* newest = schemas_->Find(node->op_type(), node->domain());
     if (newest == nullptr) continue;
     auto imported = model.opsets.find(node->domain());
     const int version = imported == model.opsets.end() ? 0 : imported->second;
-    const OpSchemaSpec* spec = schemas_->Find(node->op_type(), node->domain(), version);
+    const OpDef* spec = schemas_->Find(node->op_type(), node->domain(), version);
     if (spec == nullptr) {
       return InvalidModel(node->Label() + " is of version " + std::to_string(version) +
                           " of domain '" + node->domain() +

@@ -28,7 +28,7 @@
 
 #include "core/custom_ops/op_options.h"
 #include "core/graph/graph.h"
-#include "core/graph/op_schema.h"
+#include "core/graph/op_def.h"
 #include "core/kernels/kernel.h"
 #include "core/plugin/caesura_op.h"
 #include "core/providers/execution_provider.h"
@@ -76,7 +76,7 @@ struct CustomOp {
   // Counts (optional and variadic arguments by minimum and maximum), types and shapes, gradient.
   // The domain is the user's, or caesura's for a name that caesura has not. Several versions of an
   // op are several CustomOps.
-  OpSchemaSpec schema;
+  OpDef schema;
   // Best first; their op type, domain and versions are the schema's, whatever they say. `create`
   // may be null where create_instance is there: then the instance makes the kernel.
   std::vector<KernelDef> kernels;
@@ -134,7 +134,7 @@ class OpBinding {
   OpOptions options_;
   std::string model_folder_;
   std::unordered_set<std::string> trained_;
-  std::shared_ptr<OpSchemaSet> schemas_ = std::make_shared<OpSchemaSet>();
+  std::shared_ptr<OpDefSet> schemas_ = std::make_shared<OpDefSet>();
   // By the number that the node carries; shared with the kernels. Grows while the session is made.
   std::shared_ptr<Instances> instances_ = std::make_shared<Instances>();
   bool is_used_ = false;  // the model has a node of these ops

@@ -6,7 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/custom_ops/plugin_op.h"
-#include "core/load/external_data.h"
+#include "core/files/external_data.h"
 #include "core/plugin/op_context.h"
 #include "core/plugin/plugin_library.h"
 

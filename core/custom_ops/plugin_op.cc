@@ -173,7 +173,7 @@ Result<CustomOp> MakePluginOp(const CaesuraOp& op) {
       std::string("op ") + (op.domain == nullptr ? "" : op.domain) + "::" + op.op_type;
   RETURN_IF_ERROR(CheckDescription(op, name));
   CustomOp out;
-  OpSchemaSpec& schema = out.schema;
+  OpDef& schema = out.schema;
   schema.op_type = op.op_type;
   schema.domain = op.domain;
   schema.since_version = op.since_version == 0 ? 1 : op.since_version;

@@ -7,7 +7,7 @@
 #include <queue>
 #include <unordered_map>
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 
 namespace caesura {
 

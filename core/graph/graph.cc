@@ -308,7 +308,7 @@ void Graph::RemoveUnusedValues() {
 std::unique_ptr<Graph> Graph::Clone(Graph* parent,
                                     std::unordered_map<const Value*, Value*>* mapping) const {
   auto copy = std::make_unique<Graph>(name_, parent);
-  if (parent == nullptr) copy->op_schemas_ = op_schemas();
+  if (parent == nullptr) copy->own_ops_ = own_ops();
   std::unordered_map<const Value*, Value*> local;
   std::unordered_map<const Value*, Value*>& map = mapping != nullptr ? *mapping : local;
   copy->name_counters_ = name_counters_;

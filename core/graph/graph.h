@@ -18,7 +18,7 @@
 
 namespace caesura {
 
-class OpSchemaSet;  // op_schema.h
+class OpDefSet;  // op_def.h
 
 // A node to be made, as for Graph::AddNode.
 struct NodeSpec {
@@ -43,13 +43,13 @@ class Graph {
   Graph* parent() const { return parent_; }
   // Schemas of the ops that only one session knows, for the nodes here and in bodies; null when
   // there are none. Clones share them.
-  const std::shared_ptr<const OpSchemaSet>& op_schemas() const {
-    return parent_ != nullptr ? parent_->op_schemas() : op_schemas_;
+  const std::shared_ptr<const OpDefSet>& own_ops() const {
+    return parent_ != nullptr ? parent_->own_ops() : own_ops_;
   }
   // REQUIRES: the graph has no parent.
-  void set_op_schemas(std::shared_ptr<const OpSchemaSet> schemas) {
+  void set_own_ops(std::shared_ptr<const OpDefSet> schemas) {
     assert(parent_ == nullptr);
-    op_schemas_ = std::move(schemas);
+    own_ops_ = std::move(schemas);
   }
 
   // --- values ---
@@ -147,7 +147,7 @@ class Graph {
 
   std::string name_;
   Graph* parent_;
-  std::shared_ptr<const OpSchemaSet> op_schemas_;
+  std::shared_ptr<const OpDefSet> own_ops_;
   std::unordered_map<std::string, std::unique_ptr<Value>> values_;
   std::vector<Value*> value_order_;
   std::unordered_map<std::string, int> name_counters_;

@@ -19,8 +19,9 @@ class Graph;
 class Node;
 
 // The domain of the ops that are ours: YieldOp, gradients, optimizer updates
-// (training/kernels/training_ops.h).
+// (core/ops).
 inline constexpr char kCaesuraDomain[] = "ai.caesura";
+inline constexpr char kContribDomain[] = "com.microsoft";  // onnxruntime's own ops
 
 // One dim of a type: a number, a symbol ("batch"), or unknown (neither).
 struct Dim {

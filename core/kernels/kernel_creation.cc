@@ -4,6 +4,7 @@
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
 #include "core/graph/attribute_limits.h"
+#include "core/graph/op_def.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {
@@ -50,7 +51,7 @@ Status CheckHostInputs(const KernelDef& def, const KernelInfo& info) {
 
 // onnx has checked the types of its own ops' inputs. The ops that this library adds take tensors.
 Status CheckTensors(const KernelInfo& info) {
-  if (FindOpSchemaSpec(info.node().op_type(), info.node().domain()) == nullptr) return {};
+  if (FindOwnOp(info.node().op_type(), info.node().domain()) == nullptr) return {};
   for (int i = 0; i < info.input_count(); ++i) {
     if (info.HasInput(i) && !info.IsTensor(i))
       return info.Invalid("input " + std::to_string(i) + ": expected a tensor");

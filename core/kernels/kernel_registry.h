@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of one provider: an ordered table per op, best first. Filled by explicit lists
-// (core/kernels/cpu/kernel_list.h, training/kernels/kernel_list.h), never by static initialisers.
+// (core/ops/families.inc), never by static initialisers.
 //
 // Thread safety: const access from many threads, once filled.
 #ifndef CAESURA_CORE_KERNELS_KERNEL_REGISTRY_H_

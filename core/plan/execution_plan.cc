@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "core/plan/parameter_writes.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/write_gate.h"
@@ -80,7 +80,7 @@ std::vector<int> RandomDevices(const ExecutionPlan& plan) {
   std::vector<int> out;
   for (int d = 1; d < static_cast<int>(plan.devices().size()); ++d) {
     const bool draws = std::any_of(plan.steps().begin(), plan.steps().end(), [d](const Step& step) {
-      return step.device == d && step.node != nullptr && TraitsOf(*step.node).random;
+      return step.device == d && step.node != nullptr && OpDefOf(*step.node).random;
     });
     if (draws) out.push_back(d);
   }

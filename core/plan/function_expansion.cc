@@ -5,8 +5,8 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
-#include "core/graph/function_body.h"
-#include "core/graph/op_traits.h"
+#include "core/onnx/function_body.h"
+#include "core/graph/op_def.h"
 #include "core/plan/placement.h"
 #include "core/providers/compiled_subgraph.h"
 

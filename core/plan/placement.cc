@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 
 namespace caesura {
 namespace {

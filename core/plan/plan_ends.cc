@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "core/plan/plan_phases.h"
 
 namespace caesura {

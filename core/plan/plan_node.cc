@@ -3,7 +3,7 @@
 // its step.
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "core/plan/function_expansion.h"
 #include "core/plan/node_error.h"
 #include "core/plan/plan_phases.h"

@@ -9,7 +9,7 @@
 #include "core/graph/extract_subgraph.h"
 #include "core/graph/graph_edit.h"
 #include "core/graph/op_schema.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "core/providers/compiled_subgraph.h"
 
 namespace caesura {

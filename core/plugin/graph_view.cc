@@ -3,7 +3,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/extract_subgraph.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"
 
 using caesura::Attribute;

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/simd/parallel.h"
+#include "core/kernels/simd/parallel.h"
 #include "core/plugin/op_node.h"
 #include "core/plugin/plugin_library.h"
 

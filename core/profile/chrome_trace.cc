@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 
 namespace caesura {
 namespace {

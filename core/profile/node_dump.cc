@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "core/base/status_macros.h"
-#include "core/load/npy.h"
+#include "core/files/npy.h"
 #include "core/profile/profiler.h"
 
 namespace caesura {

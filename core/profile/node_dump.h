@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/execute/execution_observer.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura {

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "core/base/status_macros.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/kernels/kernel_context.h"
 
 namespace caesura {

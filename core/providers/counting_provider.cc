@@ -2,8 +2,7 @@
 #include "core/providers/counting_provider.h"
 
 #include "core/base/status_macros.h"
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/kernels/cpu/simd/best_isa.h"
+#include "core/kernels/simd/best_isa.h"
 #include "core/kernels/kernel_context.h"
 #include "core/providers/counting_memory.h"
 #include "core/providers/cpu_provider.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/ops/cpu_kernels.h"
 #include "core/providers/cpu_provider.h"
 
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/kernels/cpu/simd/best_isa.h"
+#include "core/kernels/simd/best_isa.h"
 
 namespace caesura {
 namespace {

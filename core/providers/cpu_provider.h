@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU provider: host memory and the kernels of core/kernels/cpu.
+// The CPU provider: host memory and the kernels of core/ops.
 #ifndef CAESURA_CORE_PROVIDERS_CPU_PROVIDER_H_
 #define CAESURA_CORE_PROVIDERS_CPU_PROVIDER_H_
 
@@ -12,7 +12,7 @@ namespace caesura {
 
 inline constexpr char kCpuProviderName[] = "CPUExecutionProvider";
 
-// `more` adds kernels after the built-in ones (training's, a test's, a user's); it may be empty.
+// `more` adds kernels after the built-in ones (a test's, a user's); it may be empty.
 std::shared_ptr<const ExecutionProvider> MakeCpuProvider(
     const std::function<void(KernelRegistry&)>& more = {});
 

@@ -9,7 +9,7 @@
 #define CAESURA_CORE_RUNTIME_SNAPSHOT_FILE_H_
 
 #include "core/execute/state_snapshot.h"
-#include "core/load/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace caesura {
 

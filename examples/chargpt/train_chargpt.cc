@@ -11,7 +11,7 @@
 #include <random>
 #include <sstream>
 
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
 #include "training/progress_bar.h"

@@ -4,7 +4,7 @@
 //   continue_step FOLDER     trains FOLDER/step on FOLDER/digits.npz, and saves it
 #include <cstdio>
 
-#include "core/load/npy.h"
+#include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
 #include "training/exported_step.h"

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <iostream>
 
-#include "core/load/model_reader.h"
-#include "core/load/npy.h"
+#include "core/onnx/model_reader.h"
+#include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
 #include "training/progress_bar.h"

@@ -14,13 +14,12 @@
 #include <cstdio>
 #include <iostream>
 
-#include "core/load/model_reader.h"
-#include "core/load/npy.h"
+#include "core/onnx/model_reader.h"
+#include "core/files/npy.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/torch_module.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/kernels/training_ops.h"
 
 namespace {
 
@@ -99,7 +98,7 @@ void Run(const std::string& folder, torch::Device device) {
   options.step.optimizer = caesura::AdamW{.learning_rate = kRate};
   if (device.is_cuda()) {
     options.providers = {caesura::torch::MakeCudaProviderOnTorch().value(),
-                         caesura::MakeCpuProvider(caesura::RegisterTrainingKernels)};
+                         caesura::MakeCpuProvider()};
   }
   caesura::torch::TrainingStep step(model.Clone(), options);
   Train(

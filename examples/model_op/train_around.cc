@@ -13,8 +13,8 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "core/load/model_reader.h"
-#include "core/load/npy.h"
+#include "core/onnx/model_reader.h"
+#include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
 #include "training/training_session.h"

@@ -7,8 +7,8 @@
 #include <iostream>
 
 #include "core/distributed/mpi_communicator.h"
-#include "core/load/model_reader.h"
-#include "core/load/npy.h"
+#include "core/onnx/model_reader.h"
+#include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
 #include "training/training_session.h"

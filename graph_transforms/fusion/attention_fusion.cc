@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "core/graph/op_schema.h"
-#include "core/kernels/spec/attention_spec.h"
+#include "core/ops/attention/attention_spec.h"
 #include "graph_transforms/matching.h"
 #include "graph_transforms/same_dims.h"
 #include "graph_transforms/scalar_value.h"

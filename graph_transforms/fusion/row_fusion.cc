@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of nodes that each treat rows of the same number become FusedRows nodes: their body runs
-// tile by tile, while the rows are in cache (core/kernels/cpu/fused_rows).
+// tile by tile, while the rows are in cache (core/ops/fused_rows).
 #include "graph_transforms/fusion/row_fusion.h"
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/graph/graph.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/constant_ints.h"
 #include "graph_transforms/same_dims.h"
 
@@ -44,11 +44,11 @@ bool GoesWith(const Dims& dims, const Dims& rows) {
 }  // namespace
 
 std::optional<RowOp> AsRowOp(const Node& node, bool for_device) {
-  const OpTraits& traits = TraitsOf(node);
-  const bool sums_rows = traits.rows == OpTraits::Rows::kSums;
-  const bool reduces = traits.rows == OpTraits::Rows::kReduces;
+  const OpDef& traits = OpDefOf(node);
+  const bool sums_rows = traits.rows == OpDef::Rows::kSums;
+  const bool reduces = traits.rows == OpDef::Rows::kReduces;
   const bool elementwise = traits.elementwise || (for_device && traits.device_rows);
-  if (traits.rows == OpTraits::Rows::kNone && !elementwise) return std::nullopt;
+  if (traits.rows == OpDef::Rows::kNone && !elementwise) return std::nullopt;
   RowOp op;
   op.columns = traits.row_sums;
   const Dims* whole = FilledDimsOf(sums_rows || reduces ? node.input(0) : node.output(0));
@@ -56,7 +56,7 @@ std::optional<RowOp> AsRowOp(const Node& node, bool for_device) {
   op.rows = RowsOf(*whole);
   if (!GoesWith(*whole, op.rows)) return std::nullopt;  // a dim without a name is no row's
   const auto rank = static_cast<int64_t>(whole->size());
-  if (traits.rows == OpTraits::Rows::kAlongAxis) {
+  if (traits.rows == OpDef::Rows::kAlongAxis) {
     const int64_t axis = node.Attr<int64_t>("axis", traits.row_axis);
     if (axis != -1 && axis != rank - 1) return std::nullopt;
   }

@@ -16,7 +16,7 @@ struct RowOp {
 };
 
 // Nothing where the op looks beyond a row, or where types do not say enough. `for_device`: ops of
-// OpTraits::device_rows are such ops too.
+// OpDef::device_rows are such ops too.
 std::optional<RowOp> AsRowOp(const Node& node, bool for_device);
 
 }  // namespace caesura

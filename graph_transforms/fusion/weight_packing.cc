@@ -6,7 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph_edit.h"
-#include "core/kernels/cpu/gemm/dnnl_ops.h"
+#include "core/kernels/gemm/dnnl_ops.h"
 
 namespace caesura {
 namespace {

@@ -2,7 +2,7 @@
 #include "graph_transforms/precision/cast_propagation.h"
 
 #include "core/graph/graph_edit.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -34,7 +34,7 @@ class CastPropagation : public Pass {
     for (const auto& node : graph.nodes()) {
       Node* cast = node.get();
       while (Node* view = MakerOfWidened(graph, *cast)) {
-        if (TraitsOf(*view).view == OpTraits::View::kNone || view->provider() != cast->provider())
+        if (OpDefOf(*view).view == OpDef::View::kNone || view->provider() != cast->provider())
           break;
         Value* source = view->input(0);
         TakeOutput(graph, view, cast);

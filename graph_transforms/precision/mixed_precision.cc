@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "core/graph/graph_edit.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/matching.h"
 
 namespace caesura {
@@ -29,7 +29,7 @@ class HalfRewriter {
     bool changed = false;
     for (Node* node : nodes) {
       node_ = node;
-      const OpTraits& traits = TraitsOf(*node);
+      const OpDef& traits = OpDefOf(*node);
       const bool narrows = traits.computes_in_half || Follows(*node, traits.half_inputs);
       const int inputs = narrows ? traits.half_inputs : 0;
       if (inputs > 0 && IsFloat32(node->output(0))) {
@@ -83,7 +83,7 @@ class HalfRewriter {
     Value* half = graph_.AddValue(value->name() + "/half", HalfType(*value));
     const Node* producer = value->producer();
     if (producer != nullptr && value->graph() == &graph_ &&
-        TraitsOf(*producer).view != OpTraits::View::kNone && IsFloat32(producer->input(0))) {
+        OpDefOf(*producer).view != OpDef::View::kNone && IsFloat32(producer->input(0))) {
       std::vector<Value*> inputs = producer->inputs();
       inputs[0] = Half(inputs[0]);
       const Node* view = graph_.CloneNode(*producer, std::move(inputs), {half},

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 
 namespace caesura {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/shapes/shape_inference_pass.h"
 
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {

@@ -8,8 +8,8 @@
 
 namespace caesura {
 
-// Types and symbolic shapes of all values (core/graph/shape_inference.h), for the passes after it:
-// gradient rules leave theirs open.
+// Types and symbolic shapes of all values (core/onnx/inference/shape_inference.h), for the passes
+// after it: gradient rules leave theirs open.
 std::shared_ptr<Pass> MakeShapeInferencePass();
 
 }  // namespace caesura

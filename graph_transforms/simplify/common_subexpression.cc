@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "core/graph/op_schema.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/replacements.h"
 
 namespace caesura {
@@ -45,8 +45,8 @@ bool AppendAttribute(std::string& key, const Attribute& attribute) {
 }
 
 bool IsRandom(const Node& node) {
-  const OpSchemaSpec* spec = FindOpSchemaSpec(node);
-  return TraitsOf(node).random || (spec != nullptr && !spec->is_deterministic);
+  const OpDef* spec = FindOwnOp(node);
+  return OpDefOf(node).random || (spec != nullptr && !spec->is_deterministic);
 }
 
 class CommonSubexpression : public Pass {

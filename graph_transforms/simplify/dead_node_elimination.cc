@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph_transforms/simplify/dead_node_elimination.h"
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 
 namespace caesura {
 namespace {

@@ -2,13 +2,13 @@
 #include "graph_transforms/simplify/expand_sinking.h"
 
 #include "core/graph/graph_edit.h"
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 
 namespace caesura {
 namespace {
 
 bool IsArithmetic(const Node& node) {
-  return TraitsOf(node).arithmetic && node.input(0) != nullptr && node.input(1) != nullptr &&
+  return OpDefOf(node).arithmetic && node.input(0) != nullptr && node.input(1) != nullptr &&
          node.output(0) != nullptr;
 }
 

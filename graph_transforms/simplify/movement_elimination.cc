@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/graph/op_traits.h"
+#include "core/graph/op_def.h"
 #include "graph_transforms/constant_ints.h"
 #include "graph_transforms/replacements.h"
 
@@ -43,7 +43,7 @@ std::vector<int64_t> PermutationOf(const Node& node) {
   return reversed;
 }
 
-bool IsReshaping(const Node& node) { return TraitsOf(node).view == OpTraits::View::kReshape; }
+bool IsReshaping(const Node& node) { return OpDefOf(node).view == OpDef::View::kReshape; }
 
 // The value that the node's output is, after the node has been made to read past the one before it.
 // Null: another value.

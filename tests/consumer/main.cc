@@ -5,10 +5,9 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
-#include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
 using namespace caesura;
@@ -20,8 +19,7 @@ int main() {
   TrainingOptions options;
   options.step.loss = Loss::MeanSquaredError("target");
   options.step.optimizer = Sgd{.learning_rate = 0.1};
-  options.providers = {ProviderByName("ReluExecutionProvider").value(),
-                       MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {ProviderByName("ReluExecutionProvider").value(), MakeCpuProvider()};
   auto session = TrainingSession::Create(std::move(model), options).value();
   for (int step = 0; step < 100; ++step) {
     const Tensor x = Tensor::Of<float>(Shape{2, 1}, {1.0f, 2.0f});

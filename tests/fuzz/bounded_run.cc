@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "tests/fuzz/target.h"
 
 namespace caesura::fuzz {

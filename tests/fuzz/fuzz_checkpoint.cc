@@ -3,7 +3,7 @@
 // reached.
 #include <zlib.h>
 
-#include "core/load/safetensors.h"
+#include "core/files/safetensors.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/safetensors_mutator.h"
 #include "training/checkpoint.h"

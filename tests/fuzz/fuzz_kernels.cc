@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/graph/op_schema.h"
-#include "tests/core/load/onnx_wire.h"
+#include "tests/core/onnx/onnx_wire.h"
 #include "tests/fuzz/bounded_run.h"
 #include "tests/fuzz/target.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as an .npz archive, and as a .npy array. An array that was read can be written and
 // reads back.
-#include "core/load/npy.h"
+#include "core/files/npy.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/target.h"
 

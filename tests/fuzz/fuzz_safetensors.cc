@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a safetensors file. What is read can be written, and reads back as the same.
-#include "core/load/safetensors.h"
+#include "core/files/safetensors.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/safetensors_mutator.h"
 

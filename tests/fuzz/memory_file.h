@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file layer (core/load/file_system.h) that holds one file, for readers that take paths.
+// A file layer (core/files/file_system.h) that holds one file, for readers that take paths.
 #ifndef CAESURA_TESTS_FUZZ_MEMORY_FILE_H_
 #define CAESURA_TESTS_FUZZ_MEMORY_FILE_H_
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 
 namespace caesura::fuzz {
 

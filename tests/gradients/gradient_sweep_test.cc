@@ -10,8 +10,8 @@
 #include <iostream>
 #include <set>
 
-#include "core/load/model_reader.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/model_reader.h"
+#include "core/onnx/model_writer.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/gradients/gradient_check.h"
 

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "core/base/status_macros.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "tests/gradients/gradient_case.h"
 
 namespace caesura {

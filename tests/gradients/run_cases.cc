@@ -5,8 +5,7 @@
 #include "core/base/status_macros.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/gradients/gradient_check.h"
-#include "training/gradient/gradient_builder.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/gradient_builder.h"
 
 namespace caesura {
 namespace {
@@ -18,7 +17,7 @@ Result<std::unique_ptr<Session>> MakeSession(Model model, const ProviderList& pr
   options.plan.threads = 1;
   options.providers = providers;
   options.fallback = false;
-  if (providers.empty()) options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  if (providers.empty()) options.providers = {MakeCpuProvider()};
   return Session::Create(std::move(model), options);
 }
 
@@ -44,7 +43,6 @@ double Dot(const std::vector<Tensor>& ys, const std::vector<std::vector<double>>
 
 Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded,
                            const ProviderList& providers) {
-  RETURN_IF_ERROR(RegisterTrainingOpSchemas());
   CaseRun run;
   ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
   ASSIGN_OR_RETURN(run.forward, MakeSession(std::move(model), providers));

@@ -10,9 +10,9 @@
 #include <random>
 #include <set>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
-#include "core/kernels/cpu/simd/best_isa.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
+#include "core/kernels/simd/best_isa.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
@@ -39,7 +39,6 @@
 #include "graph_transforms/simplify/redundant_nodes.h"
 #include "graph_transforms/simplify/split_sequences.h"
 #include "graph_transforms/simplify/split_slices.h"
-#include "training/kernels/training_ops.h"
 #include "training/split_module.h"
 #include "training/update_order.h"
 
@@ -268,7 +267,6 @@ Tensor Drawn(DType dtype, const Shape& shape, int round, std::mt19937& random) {
 
 // The case's graph, with weights that are drawn in the place of the input that is to be constant.
 Model Parse(const PassCase& c, int round, std::mt19937& random) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   auto parsed =
       ParseModelText("<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\ng " + c.graph);
   EXPECT_TRUE(parsed.ok()) << c.graph << "\n" << parsed.status().ToString();
@@ -285,7 +283,7 @@ Model Parse(const PassCase& c, int round, std::mt19937& random) {
 std::vector<RuntimeValue> RunModel(const Model& model, const PassMaker& passes,
                                    const NamedValues& feeds) {
   SessionOptions options;
-  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {MakeCpuProvider()};
   options.passes = passes;
   auto session = Session::Create(model.Clone(), std::move(options));
   EXPECT_TRUE(session.ok()) << session.status().ToString();
@@ -364,7 +362,7 @@ TEST_P(EveryPass, LeavesGradientsThatAreNanOrInfinite) {
     const Model plain = Parse(c, round, random);
     NamedValues feeds;
     SplitModuleOptions options;
-    options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+    options.providers = {MakeCpuProvider()};
     for (const auto& [value, tensor] : plain.graph->initializers())
       options.frozen.push_back(value->name());
     for (const Value* input : plain.graph->inputs()) {
@@ -425,7 +423,6 @@ INSTANTIATE_TEST_SUITE_P(Cases, EveryPass, ::testing::ValuesIn(PassCases()),
 // The passes that need a backward part or two devices, which text cannot say: what each node makes
 // stays with the provider that the node is pinned to, and so does what is computed again or twice.
 TEST(EveryPassTable, PassesOfStepsAndDevicesKeepPins) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   const CountingDevice device({});
   CpuFallbackOptions fallback;
   fallback.mode = CpuFallbackMode::kOn;

@@ -14,12 +14,11 @@
 #include "graph_transforms/shapes/shape_inference_pass.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"
 #include "tests/core/execute/graph_fixture.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura::testing {
 
 inline Values RunWithTrainingKernels(const std::shared_ptr<Graph>& graph, const Values& feeds) {
-  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider(RegisterTrainingKernels)}), feeds);
+  return RunPlan(PlanOf(graph, feeds, {}, {MakeCpuProvider()}), feeds);
 }
 
 // Returns the ops that the pass leaves, in order. Results are compared with those of the graph as

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/plan/subgraph_partition.h"
 #include "graph_transforms/precision/cast_grouping.h"
 #include "graph_transforms/precision/loss_cast.h"

@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "tests/training/real_step.h"
 
 namespace caesura::testing {
@@ -36,7 +36,6 @@ Model Parse() {
 
 std::vector<std::string> NodesAfter(std::unordered_set<std::string> nodes,
                                     std::unordered_set<std::string> views) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = Parse();
   std::unordered_set<std::string> names;
   for (const auto& node : model.graph->nodes()) {  // by op and output, as the text gives no names

@@ -4,10 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "tests/graph_transforms/device_run.h"
 #include "torch_bridge/aten_op.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura::testing {
 namespace {
@@ -16,12 +15,9 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 CountingDevice DeviceWithAten() {
-  return CountingDevice({.more =
-                             [](KernelRegistry& registry) {
-                               RegisterTrainingKernels(registry);
-                               torch::RegisterAtenKernels(registry);
-                             },
-                         .close_pages = true});
+  return CountingDevice(
+      {.more = [](KernelRegistry& registry) { torch::RegisterAtenKernels(registry); },
+       .close_pages = true});
 }
 
 // x as [s + 1, s], times w: sizes as a capture has them, the rest by operators of PyTorch.

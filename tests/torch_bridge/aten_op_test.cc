@@ -9,12 +9,11 @@
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "torch_bridge/kernel_library.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/kernels/training_ops.h"
 #include "training/split_module.h"
 
 // Operators of a user's own.
@@ -41,10 +40,7 @@ using ::testing::HasSubstr;
 using Values = std::vector<RuntimeValue>;
 
 ProviderList Providers() {
-  return {MakeCpuProvider([](KernelRegistry& registry) {
-    RegisterTrainingKernels(registry);
-    RegisterAtenKernels(registry);
-  })};
+  return {MakeCpuProvider([](KernelRegistry& registry) { RegisterAtenKernels(registry); })};
 }
 
 Model Parse(const std::string& graph) {

@@ -14,7 +14,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace caesura::torch {

@@ -6,15 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
-#include "core/kernels/cpu/kernel_list.h"
+#include "core/ops/cpu_kernels.h"
+#include "core/onnx/graph_text.h"
 #include "core/profile/value_watch.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "tests/temporary_folder.h"
 #include "torch_bridge/torch_ops.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
 namespace caesura::torch {
@@ -23,10 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::shared_ptr<const ExecutionProvider> WithOurs() {
-  return MakeTorchProvider([](KernelRegistry& registry) {
-    RegisterCpuKernels(registry);
-    RegisterTrainingKernels(registry);
-  });
+  return MakeTorchProvider(RegisterCpuKernels);
 }
 
 Model Parse(const std::string& graph) {
@@ -166,11 +162,10 @@ std::vector<double> Losses(const Model& model, const Loss& loss, const NamedValu
 // after its operators, and placed over two providers, PyTorch's operators, there and on a device
 // (standin_device.cc), and the CPU's kernels.
 void ExpectSameTraining(const Model& model, const Loss& loss, const NamedValues& feeds) {
-  const auto with_training = [](KernelRegistry& registry) { RegisterTrainingKernels(registry); };
   const auto ours = Losses(model, loss, feeds, {});
-  const ProviderList mixed = {MakeTorchProvider(), MakeCpuProvider(with_training)};
+  const ProviderList mixed = {MakeTorchProvider(), MakeCpuProvider()};
   const ProviderList over_devices = {MakeTorchDeviceProvider("privateuseone:0").value(),
-                                     MakeCpuProvider(with_training)};
+                                     MakeCpuProvider()};
   for (const ProviderList& providers : {ProviderList{WithOurs()}, mixed, over_devices}) {
     const auto theirs = Losses(model, loss, feeds, providers);
     for (size_t i = 0; i < ours.size(); ++i) {
@@ -275,7 +270,7 @@ TEST(TorchProviderTest, AReplayedStepSaysWhereItParts) {
     return TrainingSession::Create(model.Clone(), options).value();
   };
   const testing::TemporaryFolder folder;
-  const auto ours = session_on(MakeCpuProvider(RegisterTrainingKernels));
+  const auto ours = session_on(MakeCpuProvider());
   const auto its = session_on(WithOurs());
   ours->SuspendAt(0);
   ASSERT_EQ(ours->Step(feeds).status().code(), StatusCode::kSuspended);

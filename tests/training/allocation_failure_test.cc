@@ -12,12 +12,12 @@
 #include <new>
 #include <utility>
 
-#include "core/load/model_reader.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/model_reader.h"
+#include "core/onnx/model_writer.h"
 #include "core/session/session.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
-#include "training/gradient/yield_insertion.h"
+#include "core/gradient/yield_insertion.h"
 
 namespace {
 thread_local long left = -1;  // allocations of this thread until one fails; -1: none does

@@ -15,8 +15,8 @@
 #include <random>
 #include <string>
 
-#include "core/load/safetensors.h"
-#include "tests/core/load/faulty_file_system.h"
+#include "core/files/safetensors.h"
+#include "tests/core/files/faulty_file_system.h"
 #include "tests/temporary_folder.h"
 
 namespace caesura {

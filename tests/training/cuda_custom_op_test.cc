@@ -79,7 +79,7 @@ class TripleOnHost : public OpInstance {
 // Its gradient is the op itself, and so of the same device.
 CustomOp Triple(const CudaCalls* cuda) {
   CustomOp op;
-  op.schema = {.op_type = "Triple", .type_of_output = {0}, .domain = "mine"};
+  op.schema = {.op_type = "Triple", .domain = "mine", .type_of_output = {0}};
   op.schema.gradient = [](GradientHook& g) -> Status {
     ASSIGN_OR_RETURN(const std::vector<Value*> dx,
                      g.AddNode("Triple", {g.OutputGradient(0)}, {}, "mine"));
@@ -106,7 +106,6 @@ class CudaCustomOp : public CudaTraining {
   }
   // A layer, the op, a layer, trained on two batches.
   static RealModel Net(const std::string& op, CustomOps ops) {
-    EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
     auto parsed = ParseModelText(
         "<ir_version: 10, opset_import: [\"\" : 20, \"mine\" : 1, \"test.cuda\" : 1]> net "
         "(float[batch, 6] x, float[6, 8] w0, float[8, 3] w1) => (float[batch, 3] scores) {"

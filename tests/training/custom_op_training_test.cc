@@ -5,7 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/gradient_hook.h"
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "tests/test_paths.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
@@ -46,7 +46,7 @@ class TimesInstance : public OpInstance {
 // The gradient is the op itself: it has the forward node's options, and so the factor.
 CustomOp Times() {
   CustomOp op;
-  op.schema = {.op_type = "Times", .type_of_output = {0}, .domain = "mine"};
+  op.schema = {.op_type = "Times", .domain = "mine", .type_of_output = {0}};
   op.schema.gradient = [](GradientHook& g) -> Status {
     ASSIGN_OR_RETURN(const std::vector<Value*> dx,
                      g.AddNode("Times", {g.OutputGradient(0)}, {}, "mine"));

@@ -3,10 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/providers/counting_provider.h"
 #include "tests/temporary_folder.h"
-#include "training/kernels/training_ops.h"
 #include "training/split_module.h"
 #include "training/training_session.h"
 
@@ -53,7 +52,7 @@ std::vector<std::vector<float>> ToVectors(const std::vector<RuntimeValue>& value
 TEST(DeviceTraining, ModulesGiveTheGradientsOfTheCpu) {
   std::vector<std::vector<std::vector<float>>> gradients;
   std::vector<float> outputs_on_host;
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   for (const ProviderList& providers : {ProviderList(), device.providers()}) {
     SplitModuleOptions options;
     options.inputs = {"x"};
@@ -95,7 +94,7 @@ TEST(DeviceTraining, ModulesGiveTheGradientsOfTheCpu) {
 
 TEST(DeviceTraining, SessionsTakeTheStepsOfTheCpu) {
   std::vector<std::vector<double>> losses;
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   for (const ProviderList& providers : {ProviderList(), device.providers()}) {
     TrainingOptions options;
     options.step.loss = Loss::MeanSquaredError("target");

@@ -116,20 +116,20 @@ TEST(EarlyRanks, ABucketIsUpdatedWhileOthersAreExchanged) {
     int last_update = -1, agreed = -1, last_wait = -1;
     for (int s = 0; s < static_cast<int>(plan->steps().size()); ++s) {
       const Step& step = plan->steps()[s];
-      if (step.node->Is("CollectiveStart", kTrainingDomain)) {
+      if (step.node->Is("CollectiveStart", kCaesuraDomain)) {
         most = std::max(most, ++under_way);
         ++started;
         updates_before_last_start = updates;
         const uint32_t* ids = plan->arguments().data() + step.first_argument;
         for (uint32_t i = 0; i < step.input_count; ++i)
           copies += ids[i] != ids[step.input_count + i];
-      } else if (step.node->Is("CollectiveWait", kTrainingDomain)) {
+      } else if (step.node->Is("CollectiveWait", kCaesuraDomain)) {
         --under_way;
         last_wait = s;
-      } else if (step.node->Is("AdamWUpdate", kTrainingDomain)) {
+      } else if (step.node->Is("AdamWUpdate", kCaesuraDomain)) {
         ++updates;
         last_update = s;
-      } else if (step.node->Is("AgreeToCommit", kTrainingDomain)) {
+      } else if (step.node->Is("AgreeToCommit", kCaesuraDomain)) {
         agreed = s;
       }
     }

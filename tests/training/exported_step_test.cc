@@ -8,8 +8,8 @@
 
 #include <fstream>
 
-#include "core/graph/graph_text.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/model_writer.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/tensors.h"

@@ -7,9 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
-#include "training/kernels/training_ops.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {
@@ -21,7 +20,6 @@ class GradientReduction : public ::testing::Test {
   // Gradients of 16 bytes, e of 8, which are ready in the order d, c, b, a, e; tail is of the
   // backward, too.
   void SetUp() override {
-    ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
     model_ = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 20, "ai.caesura" : 1]>
         g (float[4] x, float16[4] half) => (float[4] x) {
           d = Neg (x) c = Neg (d) b = Neg (c) a = Neg (b) e = Neg (half) tail = Exp (a) })")
@@ -40,7 +38,7 @@ class GradientReduction : public ::testing::Test {
     std::string out;
     for (const auto& node : model_.graph->nodes()) {
       std::string name = node->output(0)->name();
-      if (node->domain() == kTrainingDomain)
+      if (node->domain() == kCaesuraDomain)
         name = node->op_type() + std::to_string(node->Attr<int64_t>("number", -1));
       out += (out.empty() ? "" : " ") + name;
     }

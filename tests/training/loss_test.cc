@@ -7,8 +7,8 @@
 
 #include <cmath>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "tests/tensors.h"

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "core/custom_ops/model_op.h"
-#include "core/graph/graph_text.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"
 #include "tests/test_paths.h"
 #include "training/split_module.h"

@@ -6,7 +6,7 @@
 #include <atomic>
 
 #include "core/distributed/local_communicator.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"

@@ -210,7 +210,7 @@ TEST(TrainingFallback, CopiesThatFail) {
   const StepsOfTheCpu expected(real);
   int copies = 1;
   for (int k = 0; k < copies; k += Every(3)) {
-    CountingDevice device({.more = RegisterTrainingKernels});
+    CountingDevice device({});
     auto failing = std::make_shared<FailingCopies>(device.providers()[0], "failing");
     real.options.providers = {failing, device.providers()[1]};
     auto session = SessionOf(real);

@@ -181,9 +181,9 @@ TEST(RankPartsOrder, NoExchangeIsDoneAgainToSaveMemory) {
     EXPECT_FALSE(again.empty());
     int exchanges = 0;
     for (const auto& node : plan->graph().nodes()) {
-      const bool exchanges_here = node->Is("AllGather", kTrainingDomain) ||
-                                  node->Is("AllToAll", kTrainingDomain) ||
-                                  node->Is("AllReduce", kTrainingDomain);
+      const bool exchanges_here = node->Is("AllGather", kCaesuraDomain) ||
+                                  node->Is("AllToAll", kCaesuraDomain) ||
+                                  node->Is("AllReduce", kCaesuraDomain);
       exchanges += exchanges_here;
       EXPECT_FALSE(exchanges_here &&
                    std::find(again.begin(), again.end(), node->name()) != again.end());

@@ -12,7 +12,6 @@
 
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
-#include "training/kernels/training_ops.h"
 #include "training/training_session.h"
 
 namespace caesura::testing {
@@ -86,12 +85,9 @@ inline NamedValues RandomBatch(uint32_t seed, const std::string& input, const Sh
   return batch;
 }
 
-inline std::shared_ptr<const ExecutionProvider> TrainingCpu() {
-  return MakeCpuProvider(RegisterTrainingKernels);
-}
+inline std::shared_ptr<const ExecutionProvider> TrainingCpu() { return MakeCpuProvider(); }
 
 inline RealModel MakeRealModel(const std::string& text, size_t data_inputs) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   auto parsed =
       ParseModelText("<ir_version: 10, opset_import: [\"\" : 20, \"ai.caesura\" : 1]> " + text);
   EXPECT_TRUE(parsed.ok()) << parsed.status().ToString();

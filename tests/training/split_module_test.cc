@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "core/execute/execution_observer.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "tests/temporary_folder.h"
 
 namespace caesura {

@@ -7,9 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
-#include "training/kernels/training_ops.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {
@@ -24,7 +23,6 @@ using Names = std::vector<std::string>;
 class StepPrograms : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
     model_ = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 20]>
         g (float[2, 3] x) => (float[2, 4] y, float[2, 4] h)
         <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[4] b = {1, 2, 3, 4}> {

@@ -164,7 +164,7 @@ TEST(SuspendedStep, GoesOnWithAnotherNumberOfThreads) {
 TEST(SuspendedStep, GoesOnOnADevice) {
   RealModel real = Digits();
   real.options.step.optimizer = Sgd{.learning_rate = 0.05};
-  const CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  const CountingDevice device({.close_pages = true});
   RealModel on_device = real.Clone();
   on_device.options.providers = device.providers();
   const Undisturbed expected(real);

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <future>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "training/training_session.h"
 
 namespace caesura {

@@ -5,9 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
-#include "training/kernels/training_ops.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {
@@ -27,7 +26,6 @@ constexpr char kTrainableNet[] = R"((float[2, 3] x) => (float[2, 4] y, float[5] 
       y = Add (s, k) i = Cast <to = 1> (ids) z = Mul (other, i) })";
 
 Model TrainableModel(const std::string& text) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText("<ir_version: 10, opset_import: [\"\": 20]> g " + text).value();
   EXPECT_TRUE(InferShapes(model).ok());
   return model;

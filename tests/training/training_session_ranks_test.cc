@@ -134,7 +134,7 @@ TEST(Ranks, BucketsAreStartedEarlyAndNeedNoCopies) {
       for (int s = 0; s < static_cast<int>(plan->steps().size()); ++s) {
         const Step& step = plan->steps()[s];
         if (step.node->phase() == Phase::kBackward) last_backward = s;
-        const bool reduces = step.node->Is("CollectiveStart", kTrainingDomain) &&
+        const bool reduces = step.node->Is("CollectiveStart", kCaesuraDomain) &&
                              step.node->Attr<std::string>("kind", "") == "all_reduce";
         if (!reduces) continue;
         if (first < 0) first = s;

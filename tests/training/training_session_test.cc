@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "tests/temporary_folder.h"
 
 namespace caesura {

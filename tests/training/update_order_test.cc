@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "tests/training/real_step.h"
 
 namespace caesura::testing {
@@ -16,7 +16,6 @@ namespace {
 // A step in the order in which a gradient builder leaves it: `table` is read by two layers, w
 // through a view. Assign stands for the updates.
 std::string OrderOf(const std::string& rows) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model =
       ParseModelText("<ir_version: 10, opset_import: [\"\": 23, \"ai.caesura\": 1]> g (float[" +
                      rows + R"(,8] x,
@@ -56,7 +55,6 @@ TEST(UpdateOrder, GradientsLiveShort) {
 
 // `a` hands out da and releases w, whose view wt is read until dx; `b` keeps its place after `a`.
 TEST(YieldOrder, YieldsComeAfterTheReadersOfWhatTheyRelease) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 23, "ai.caesura": 1]> g
       (float[8,8] w, float[8,8] v, float[8,8] dy) => (float[8,8] dx) {
       wt = Transpose <perm = [1, 0]> (w) da = Neg (dy)

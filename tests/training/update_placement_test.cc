@@ -81,7 +81,7 @@ std::vector<RealModel> Models() {
 TEST(UpdatePlacement, StepsAreThoseOfTheCpu) {
   for (const RealModel& real : Models()) {
     SCOPED_TRACE(real.model.graph->name());
-    CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+    CountingDevice device({.close_pages = true});
     const std::vector<std::string> names = StepRunner(real).names();
     auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
     ExpectSame(Train(*there, real, names, 6), Train(*here, real, names, 6));
@@ -94,7 +94,7 @@ TEST(UpdatePlacement, StepsAreThoseOfTheCpu) {
 TEST(UpdatePlacement, OnlyFeedsAndTheLossCross) {
   for (const RealModel& real : {Mlp(), CharGpt(), Llama()}) {
     SCOPED_TRACE(real.model.graph->name());
-    CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+    CountingDevice device({.close_pages = true});
     auto session = SessionOn(real, device.providers());
     ASSERT_TRUE(session->Step(real.batches[0]).ok());
     device.Reset();
@@ -111,9 +111,7 @@ TEST(UpdatePlacement, OnlyFeedsAndTheLossCross) {
 // Without kernels for the updates parameters stay on the host, and so do the updates.
 TEST(UpdatePlacement, UpdatesWithoutAKernelStayOnTheHost) {
   const RealModel real = CharGpt();
-  CountingDevice device({.without = {"ai.caesura::AdamWUpdate"},
-                         .more = RegisterTrainingKernels,
-                         .close_pages = true});
+  CountingDevice device({.without = {"ai.caesura::AdamWUpdate"}, .close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   ExpectSame(Train(*there, real, names, 3), Train(*here, real, names, 3));
@@ -126,9 +124,8 @@ TEST(UpdatePlacement, UpdatesWithoutAKernelStayOnTheHost) {
 // Running statistics stay where their readers are.
 TEST(UpdatePlacement, StatisticsAreWhereTheirReadersAre) {
   const RealModel real = Digits();
-  CountingDevice device({.without = {"ai.caesura::BatchNormalizationTraining"},
-                         .more = RegisterTrainingKernels,
-                         .close_pages = true});
+  CountingDevice device(
+      {.without = {"ai.caesura::BatchNormalizationTraining"}, .close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   ExpectSame(Train(*there, real, names, 3), Train(*here, real, names, 3));
@@ -144,7 +141,7 @@ TEST(UpdatePlacement, StatisticsAreWhereTheirReadersAre) {
 TEST(UpdatePlacement, ADeviceWithoutRoomLeavesThemOnTheHost) {
   const RealModel real = CharGpt();
   const std::vector<std::string> names = StepRunner(real).names();
-  CountingDevice device({.more = RegisterTrainingKernels, .memory_bytes = 12000});
+  CountingDevice device({.memory_bytes = 12000});
   ::testing::internal::CaptureStderr();
   auto there = SessionOn(real, device.providers());
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
@@ -157,7 +154,7 @@ TEST(UpdatePlacement, ADeviceWithoutRoomLeavesThemOnTheHost) {
 
 TEST(UpdatePlacement, ParametersAreReadAndWritten) {
   const RealModel real = Mlp();
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   const Tensor value = Ramp(Shape{32, 12}).tensor();
@@ -178,7 +175,7 @@ TEST(UpdatePlacement, ParametersAreReadAndWritten) {
 // A checkpoint of one is read by the other.
 TEST(UpdatePlacement, CheckpointsAreTheSame) {
   const RealModel real = CharGpt();
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   TemporaryFolder folder;
   const Course wanted = Train(*SessionOn(real, {TrainingCpu()}), real, names, 4);
@@ -196,7 +193,7 @@ TEST(UpdatePlacement, CheckpointsAreTheSame) {
 // A caller's own memory is on the host: all parameters come to it.
 TEST(UpdatePlacement, BoundParametersComeToTheHost) {
   const RealModel real = Mlp();
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   Train(*here, real, names, 1);
@@ -213,7 +210,7 @@ TEST(UpdatePlacement, StepsStopAnywhere) {
        {With(CharGpt(), [](StepOptions& step) { step.groups = {Group({"token"})}; }),
         With(Digits(), [](StepOptions& step) { step.commit = CommitMode::kEagerConsume; })}) {
     SCOPED_TRACE(real.model.graph->name());
-    CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+    CountingDevice device({.close_pages = true});
     const std::vector<std::string> names = StepRunner(real).names();
     const Course wanted = Train(*SessionOn(real, {TrainingCpu()}), real, names, 2);
     auto first = SessionOn(real, device.providers()), second = SessionOn(real, device.providers());
@@ -242,7 +239,7 @@ TEST(UpdatePlacement, DroppedStepsAreUndone) {
   RealModel real =
       With(Digits(), [](StepOptions& step) { step.commit = CommitMode::kEagerConsume; });
   real.options.undo = true;
-  CountingDevice device({.more = RegisterTrainingKernels, .close_pages = true});
+  CountingDevice device({.close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto session = SessionOn(real, device.providers());
   const int steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
@@ -266,7 +263,7 @@ void FailAtEachKernel(const RealModel& real, int every) {
   int calls = 1;
   for (int k = 0; k < calls; k += Every(every)) {
     SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(calls));
-    CountingDevice device({.more = RegisterTrainingKernels});
+    CountingDevice device({});
     auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", true);
     auto session = SessionOn(real, {faulty, device.providers()[1]});
     EXPECT_EQ(session->Step(real.batches[0]).value(), wanted.losses[0]);
@@ -307,7 +304,7 @@ TEST(UpdatePlacement, FailedStepsAreUndoneOnTheDevice) {
   RealModel real = CharGpt();
   real.options.step.groups = {Group({"token"})};
   const std::vector<std::string> names = StepRunner(real).names();
-  CountingDevice device({.more = RegisterTrainingKernels});
+  CountingDevice device({});
   auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", true);
   auto session = SessionOn(real, {faulty, device.providers()[1]});
   session->DisableFallback();

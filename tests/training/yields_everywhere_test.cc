@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tests/training/real_step.h"
-#include "training/gradient/yield_insertion.h"
+#include "core/gradient/yield_insertion.h"
 
 namespace caesura::testing {
 namespace {

@@ -3,16 +3,15 @@
 
 #include <cstdlib>
 
+#include "core/ops/cpu_kernels.h"
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/utf8.h"
-#include "core/kernels/cpu/kernel_list.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/kernel_library.h"
 #include "torch_bridge/python/bindings.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura::python {
 namespace {
@@ -109,7 +108,6 @@ std::unique_ptr<Communicator> OpenCommunicator(const std::string& group_name) {
 
 std::shared_ptr<const ExecutionProvider> CpuProvider() {
   return MakeCpuProvider([](KernelRegistry& registry) {
-    RegisterTrainingKernels(registry);
     if (torch_kernels != nullptr) torch_kernels(torch_version.c_str(), &registry);
   });
 }
@@ -123,10 +121,7 @@ std::shared_ptr<const ExecutionProvider> NamedProvider(const std::string& name,
   if (torch_provider == nullptr)
     Raise(Unsupported("the torch provider needs caesura.torch_kernels.load()"));
   if (name == "torch-only") return Unwrap(torch_provider(device, {}));
-  return Unwrap(torch_provider(device, [](KernelRegistry& registry) {
-    RegisterCpuKernels(registry);
-    RegisterTrainingKernels(registry);
-  }));
+  return Unwrap(torch_provider(device, RegisterCpuKernels));
 }
 
 Result<void*> TorchStream(Device device) {
@@ -178,7 +173,7 @@ ProviderList ProvidersOf(const NamedProviders& named, std::optional<CountingDevi
       return found == given.end() ? std::string() : found->second;
     };
     if (name == "counting") {
-      CountingOptions made{.more = RegisterTrainingKernels};
+      CountingOptions made;
       const std::string bytes = option("memory_bytes");
       if (!bytes.empty()) made.memory_bytes = std::strtoull(bytes.c_str(), nullptr, 10);
       device.emplace(made);

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/cuda/cuda_provider.h"
 #include "core/providers/cuda/nccl_communicator.h"

@@ -17,8 +17,8 @@
 
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
-#include "core/load/file_system.h"
-#include "core/load/model_reader.h"
+#include "core/files/file_system.h"
+#include "core/onnx/model_reader.h"
 #include "training/command/command.h"
 #include "training/command/made_step.h"
 #include "training/command/tensor_files.h"

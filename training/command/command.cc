@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/build_facts.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 
 namespace caesura::command {
 

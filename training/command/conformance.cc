@@ -14,9 +14,9 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
-#include "core/load/file_system.h"
-#include "core/load/model_reader.h"
-#include "core/load/value_reader.h"
+#include "core/files/file_system.h"
+#include "core/onnx/model_reader.h"
+#include "core/onnx/value_reader.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"

@@ -14,7 +14,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
@@ -24,9 +24,8 @@
 #include "training/command/dim_bindings.h"
 #include "training/command/train_options.h"
 #include "training/exported_step.h"
-#include "training/gradient/gradient_builder.h"
-#include "training/gradient/gradient_rules.h"
-#include "training/kernels/training_ops.h"
+#include "core/gradient/gradient_builder.h"
+#include "core/gradient/gradient_rules.h"
 
 namespace caesura::command {
 namespace {
@@ -130,7 +129,7 @@ const char* KernelWord(const Node& node, const KernelRegistry& kernels) {
 }
 
 const char* GradientWord(const Node& node) {
-  const gradient::GradientRule* rule = gradient::FindGradientRule(node);
+  const GradientRule* rule = gradient::FindGradientRule(node);
   if (rule != nullptr) return rule->function == nullptr ? "stops here" : "rule";
   const OpSchema* schema = FindOpSchema(node);
   return schema != nullptr && schema->has_function ? "by its body" : "none";
@@ -304,7 +303,7 @@ Status PrintPlans(Findings& out, const InspectOptions& options, const Model& mod
 // Prints which shape chains would run on the host if a device had all kernels: of a run, or of a
 // step where a loss is given.
 Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Model& model) {
-  CountingDevice device({.more = RegisterTrainingKernels});
+  CountingDevice device({});
   CpuFallbackOptions fallback;
   ASSIGN_OR_RETURN(fallback.mode, ParseCpuFallbackMode(options.cpu_fallback));
   fallback.report = std::make_shared<CpuFallbackReport>();
@@ -364,7 +363,7 @@ Result<ExitCode> Inspect(Findings& out, InspectOptions& options) {
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(options.path));
   ASSIGN_OR_RETURN(const Model model,
                    ReadModel(exported ? ExportedModelPath(options.path) : options.path));
-  const ProviderList providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  const ProviderList providers = {MakeCpuProvider()};
   PrintHead(out, options, model);
   if (exported) RETURN_IF_ERROR(PrintStep(out, options, model));
   PrintOps(out, *model.graph, providers[0]->kernels());

@@ -9,7 +9,6 @@
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
 #include "core/providers/cuda/nccl_communicator.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura::command {
 
@@ -51,7 +50,7 @@ Result<ProviderList> MakeProviders(const ProviderChoice& choice) {
   } else if (!options.empty()) {
     return InvalidArgument("--provider-option needs --provider");
   }
-  out.push_back(MakeCpuProvider(RegisterTrainingKernels));
+  out.push_back(MakeCpuProvider());
   return out;
 }
 

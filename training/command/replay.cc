@@ -9,8 +9,8 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
-#include "core/load/safetensors.h"
+#include "core/onnx/model_reader.h"
+#include "core/files/safetensors.h"
 #include "core/profile/value_watch.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"

@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "training/command/command.h"
 #include "training/command/made_step.h"
 #include "training/command/trained_model.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/load/npy.h"
+#include "core/files/npy.h"
 
 namespace caesura::command {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "core/load/safetensors.h"
+#include "core/files/safetensors.h"
 
 namespace caesura::command {
 

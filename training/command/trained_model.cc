@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "graph_transforms/pipeline.h"
 #include "training/checkpoint.h"
 #include "training/exported_step.h"
-#include "training/gradient/training_mode.h"
+#include "core/gradient/training_mode.h"
 
 namespace caesura::command {
 namespace {

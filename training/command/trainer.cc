@@ -11,7 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/distributed/mpi_communicator.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "training/exported_step.h"
 #include "training/progress_bar.h"
 #include "training/suspend_on_signals.h"

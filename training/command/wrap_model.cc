@@ -10,8 +10,8 @@
 
 #include "core/base/status_macros.h"
 #include "core/custom_ops/model_op.h"
-#include "core/load/file_system.h"
-#include "core/load/model_writer.h"
+#include "core/files/file_system.h"
+#include "core/onnx/model_writer.h"
 #include "training/command/command.h"
 
 namespace caesura::command {

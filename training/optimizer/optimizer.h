@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizers: coefficients under PyTorch's names and with PyTorch's defaults, and the update op
-// that each stands for (training/kernels/training_ops.h).
+// that each stands for (core/ops).
 //
 //   options.optimizer = AdamW{.learning_rate = 3e-4, .weight_decay = 0.1};
 #ifndef CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_

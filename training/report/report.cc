@@ -9,7 +9,7 @@
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 #include "training/report/report_page.h"
 
 namespace caesura {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
-#include "core/load/model_reader.h"
+#include "core/onnx/model_reader.h"
 #include "core/plugin/plugin_library.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/kernels/cuda/cuda_kernel.h"
 
-#include "core/kernels/cuda/elementwise/element_source.h"
+#include "core/cuda/cuda_source.h"
 
 namespace caesura {
 
 Result<CudaKernel> CudaKernel::Make(const CudaDevicePtr& device, const std::string& source,
                                     const std::string& name, CudaGrid grid) {
-  ASSIGN_OR_RETURN(const CUfunction function, device->Function(CudaPrelude() + source, name));
+  ASSIGN_OR_RETURN(const CUfunction function,
+                   device->Function(CudaInclude("core/kernels/cuda/prelude.cuh") + source, name));
   return CudaKernel(device, function, grid);
 }
 

@@ -52,7 +52,7 @@ class CudaArguments {
 // Thread safety: Launch from any thread. Copies share the device.
 class CudaKernel {
  public:
-  // The source is CudaPrelude() and `source`, whose extern "C" function `name` is launched.
+  // The source is prelude.cuh and `source`, whose extern "C" function `name` is launched.
   static Result<CudaKernel> Make(const CudaDevicePtr& device, const std::string& source,
                                  const std::string& name, CudaGrid grid);
 

@@ -24,9 +24,8 @@ class CudaTensorTable {
   // Tables for tensors of these sizes with `addresses` each, in their order: as many as it takes,
   // since a kernel's arguments are of limited size. Empty tensors are in none.
   static std::vector<CudaTensorTable> Make(const std::vector<int64_t>& elements, int addresses);
-  // `struct Table`, the type of the argument, with what finds a chunk in it and moves elements by
-  // 16 bytes. Kernels take it as `const __grid_constant__ Table`, of which threads make no copy.
-  static std::string Source(int addresses);
+  // The numbers of `struct Table` in tensor_table.cuh, which is the type of the argument.
+  static std::string Macros(int addresses);
 
   unsigned tensors() const { return static_cast<unsigned>(tensors_.size()); }
   int64_t chunks() const { return numbers_[1]; }

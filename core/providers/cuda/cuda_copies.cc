@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/cuda/cuda_source.h"
 #include "core/kernels/cuda/tensor_table.h"
 
 namespace caesura {
@@ -23,29 +24,6 @@ const CopyWord& WidestWord(const DeviceCopy& copy) {
   return *word;
 }
 
-constexpr char kCopyAll[] = R"(
-extern "C" __global__ void __launch_bounds__(THREADS, 8) copy_all(
-    const __grid_constant__ Table table) {
-  constexpr int kAtOnce = 4;
-  Chunk chunk = {};
-  for (int number = blockIdx.x; number < table.chunks; number += gridDim.x) {
-    MoveTo(table, number, chunk);
-    const Word* from = (const Word*)table.at[0][chunk.tensor] + chunk.begin;
-    Word* to = (Word*)table.at[1][chunk.tensor] + chunk.begin;
-    for (int i = threadIdx.x; i < chunk.count; i += kAtOnce * THREADS) {
-      // All are on their way before the first is written, as the compiler could not arrange.
-      Word words[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (i + k * THREADS < chunk.count) words[k] = from[i + k * THREADS];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (i + k * THREADS < chunk.count) to[i + k * THREADS] = words[k];
-    }
-  }
-}
-)";
-
 }  // namespace
 
 Status CopyAllOnCuda(const CudaDevicePtr& device, const std::vector<DeviceCopy>& copies) {
@@ -57,8 +35,8 @@ Status CopyAllOnCuda(const CudaDevicePtr& device, const std::vector<DeviceCopy>&
       fitting.push_back(&copy);
       words.push_back(static_cast<int64_t>(copy.bytes) / word.bytes);
     }
-    const std::string source =
-        CudaTensorTable::Source(2) + "typedef " + word.type + " Word;\n" + kCopyAll;
+    const std::string source = CudaTensorTable::Macros(2) + CudaMacros({{"WORD_TYPE", word.type}}) +
+                               CudaInclude("core/providers/cuda/copy_all.cuh");
     for (const CudaTensorTable& table : CudaTensorTable::Make(words, 2)) {
       ASSIGN_OR_RETURN(const CudaKernel kernel,
                        CudaKernel::Make(device, source, "copy_all", table.Grid(*device)));

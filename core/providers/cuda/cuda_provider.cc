@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/ops/cuda_kernels.h"
 #include "core/providers/cuda/cuda_provider.h"
 
 #include "core/base/status_macros.h"
 #include "core/cuda/cuda_device.h"
-#include "core/kernels/cuda/kernel_list.h"
 #include "core/providers/cuda/cuda_copies.h"
 #include "core/providers/write_gate.h"
 

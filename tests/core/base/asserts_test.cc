@@ -7,7 +7,7 @@
 
 #include "core/base/status.h"
 #include "core/base/utf8.h"
-#include "core/kernels/cpu/simd/small_types.h"
+#include "core/kernels/simd/small_types.h"
 
 namespace caesura {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/base/status_macros.h"
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/session/session.h"
 #include "tests/tensors.h"
 
@@ -59,7 +59,7 @@ class AddInstance : public OpInstance {
 };
 CustomOp AddAmount(Counts* counts) {
   CustomOp op;
-  op.schema = {.op_type = "Add", .type_of_output = {0}, .domain = "mine"};
+  op.schema = {.op_type = "Add", .domain = "mine", .type_of_output = {0}};
   op.options = OptionSet{{"amount", "1"}, {"mode", "plain"}};
   op.create_instance =
       [counts](const OpNodeInfo& info) -> Result<std::shared_ptr<const OpInstance>> {
@@ -151,7 +151,7 @@ TEST(CustomOps, OptionsOfTheModelStandBetweenThoseOfTheNodeAndThoseOfTheOp) {
 // An op by a kernel alone: y = factor x.
 CustomOp Times(float factor, const std::string& name = "Times") {
   CustomOp op;
-  op.schema = {.op_type = name, .type_of_output = {0}, .domain = "mine"};
+  op.schema = {.op_type = name, .domain = "mine", .type_of_output = {0}};
   KernelDef& kernel = op.kernels.emplace_back();
   kernel.create = [factor](KernelInfo& info) -> Status {
     const int64_t n = info.InputShape(0).elements();

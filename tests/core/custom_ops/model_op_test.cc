@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "core/custom_ops/model_types.h"
-#include "core/graph/graph_text.h"
-#include "core/load/model_reader.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
+#include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"
 #include "core/session/session.h"
 #include "tests/temporary_folder.h"

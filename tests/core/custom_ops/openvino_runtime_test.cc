@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "core/custom_ops/model_op.h"
-#include "core/graph/graph_text.h"
-#include "core/load/model_writer.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/model_writer.h"
 #include "core/session/session.h"
 
 namespace caesura {

@@ -13,9 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "core/kernels/cpu/control_flow/kernel_list.h"
 #include "core/kernels/kernel_context.h"
 #include "core/providers/execution_provider.h"
+
+namespace caesura {
+void RegisterIfLoop(KernelRegistry& registry);  // core/ops/control_flow/if_loop.cc
+void RegisterScan(KernelRegistry& registry);    // core/ops/control_flow/scan.cc
+}  // namespace caesura
 
 namespace caesura::testing {
 

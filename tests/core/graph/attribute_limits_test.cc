@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "core/graph/graph.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {
 namespace {

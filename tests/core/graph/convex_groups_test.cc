@@ -4,8 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
-#include "training/kernels/training_ops.h"
+#include "core/onnx/graph_text.h"
 
 namespace caesura {
 namespace {
@@ -13,7 +12,6 @@ namespace {
 using ::testing::ElementsAre;
 
 std::shared_ptr<Graph> ParseGraph(const std::string& body) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   auto model =
       ParseModelText("<ir_version: 10, opset_import: [\"\": 23, \"ai.caesura\": 1]> g " + body);
   EXPECT_TRUE(model.ok()) << model.status().ToString();

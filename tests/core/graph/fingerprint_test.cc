@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 
 namespace caesura {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 
 namespace caesura {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Schemas of ONNX's ops and of ours: facts and versions. Those of one session are in
 // op_schema_set_test.cc.
+#include "core/graph/op_def.h"
 #include "core/graph/op_schema.h"
 
 #include <gmock/gmock.h>
@@ -32,16 +33,11 @@ TEST(OpSchemaTest, FactsOfOnnxOps) {
   EXPECT_GT(AllOpSchemas().size(), 200u);
 }
 
-TEST(OpSchemaTest, RegistrationIsGuarded) {
-  OpSchemaSpec spec;
-  spec.op_type = "Relu";
-  spec.domain = "";
-  EXPECT_EQ(RegisterOpSchemas({spec}).code(), StatusCode::kInvalidArgument);
-  spec.op_type = "GuardedTestOp";
-  spec.domain = "test.inference";
-  EXPECT_TRUE(RegisterOpSchemas({spec}).ok());
-  spec.max_inputs = 9;
-  EXPECT_EQ(RegisterOpSchemas({spec}).code(), StatusCode::kInvalidArgument);
+TEST(OpSchemaTest, OpsOfOursAreKnownFromTheStart) {
+  EXPECT_EQ(FindOpSchema("YieldOp", kCaesuraDomain)->min_outputs, 0);
+  EXPECT_EQ(FindOpSchema("DynamicQuantizeLSTM", kContribDomain)->max_inputs, 12);
+  EXPECT_EQ(LatestOpset(kCaesuraDomain), 1);
+  EXPECT_EQ(SinceVersion("NoSuchOp", kCaesuraDomain), 0);
 }
 
 TEST(OpSchemaTest, FormalsOfActualInputs) {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 
 namespace caesura {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of packed tiles against sums in double, for sizes that end inside of tiles.
-#include "core/kernels/cpu/simd/amx_tiles.h"
+#include "core/kernels/simd/amx_tiles.h"
 
 #include <gtest/gtest.h>
 

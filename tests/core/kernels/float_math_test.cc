@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The float functions against <cmath> in double: on the instruction set of the build and on the
 // machine's best one.
-#include "core/kernels/cpu/simd/float_math.h"
+#include "core/kernels/simd/float_math.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "core/kernels/cpu/simd/arithmetic_type.h"
-#include "core/kernels/cpu/simd/best_isa.h"
+#include "core/kernels/simd/arithmetic_type.h"
+#include "core/kernels/simd/best_isa.h"
 #include "tests/tensors.h"
 
 namespace caesura {

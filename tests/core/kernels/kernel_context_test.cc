@@ -123,7 +123,9 @@ void RegisterRepeat(KernelRegistry& registry) {
 TEST(KernelCalls, SizeTheirOutputsByWhatTheyRead) {
   const auto run = [](RuntimeValue times) {
     KernelCase repeat("Repeat", {Tensor::Of<float>({2}, {5, 6}), std::move(times)}, {}, "test");
-    return repeat.Run(RegisterRepeat).value()[0].tensor().ToVector<float>();
+    KernelRegistry registry;
+    RegisterRepeat(registry);
+    return repeat.Run(registry).value()[0].tensor().ToVector<float>();
   };
   EXPECT_THAT(run(Tensor::Scalar<int64_t>(3)), ElementsAre(5, 6, 5, 6, 5, 6));
   EXPECT_THAT(run(Tensor::Scalar<int64_t>(0)), ElementsAre());

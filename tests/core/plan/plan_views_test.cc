@@ -6,10 +6,9 @@
 #include <cmath>
 
 #include "core/execute/partial_executor.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -96,9 +95,8 @@ Ran RunCase(Model model, int threads) {
     feeds.emplace_back(x);
     specs.push_back(FeedSpec::Of(feeds.back()));
   }
-  auto plan = ExecutionPlan::Create(model.graph, specs, {MakeCpuProvider(RegisterTrainingKernels)},
-                                    {.threads = threads})
-                  .value();
+  auto plan =
+      ExecutionPlan::Create(model.graph, specs, {MakeCpuProvider()}, {.threads = threads}).value();
   ExecutionState state(plan);
   EXPECT_TRUE(state.Start(feeds, {}).ok());
   EXPECT_TRUE(state.Relocate(0xff).ok());  // the addresses are not part of what is right
@@ -109,7 +107,6 @@ Ran RunCase(Model model, int threads) {
 class PlanViews : public ::testing::TestWithParam<ViewCase> {};
 
 TEST_P(PlanViews, AreTheSameNumbersInFewerSteps) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   const ViewCase& c = GetParam();
   for (int threads : {1, 2}) {
     const Ran viewed = RunCase(Parse(c), threads);

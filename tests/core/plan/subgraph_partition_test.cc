@@ -9,7 +9,7 @@
 #include <map>
 
 #include "core/graph/graph_check.h"
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/providers/compiled_subgraph.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/subgraph_compiler.h"

@@ -249,7 +249,7 @@ TEST(PluginProvider, OpsOnItsMemoryGetItsStream) {
   auto seen = std::make_shared<std::map<std::string, void*>>();
   auto probe = [&](const std::string& op_type, const std::string& provider) {
     CustomOp op;
-    op.schema = {.op_type = op_type, .type_of_output = {0}, .domain = "mine"};
+    op.schema = {.op_type = op_type, .domain = "mine", .type_of_output = {0}};
     op.provider = provider;
     KernelDef kernel;
     kernel.create = [seen, op_type](KernelInfo& info) -> Status {

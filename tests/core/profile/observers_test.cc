@@ -12,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/load/npy.h"
+#include "core/files/npy.h"
 #include "core/profile/chrome_trace.h"
 #include "core/profile/memory_profile.h"
 #include "core/profile/node_dump.h"

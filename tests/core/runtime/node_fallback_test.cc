@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "core/load/file_system.h"
+#include "core/files/file_system.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/runtime/node_test.h"

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
-#include "core/load/file_system.h"
-#include "core/load/model_reader.h"
-#include "core/load/value_reader.h"
+#include "core/files/file_system.h"
+#include "core/onnx/model_reader.h"
+#include "core/onnx/value_reader.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"

@@ -8,7 +8,7 @@
 #include <future>
 #include <thread>
 
-#include "core/graph/graph_text.h"
+#include "core/onnx/graph_text.h"
 #include "core/session/session.h"
 
 namespace caesura {

@@ -4,6 +4,8 @@
 // them: their hooks are defined here, and hand each load and store that is not in the thread's own
 // stack to the scheduler.
 #pragma once
+#include <math.h>  // with overloads for float in the global namespace, as CUDA has them
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -6,10 +6,11 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
-extern "C" __global__ void layer_norm(const float* x, const float* gamma, const float* beta, float* y, int rows,
-                                      int columns, float epsilon) {
+extern "C" __global__ void layer_norm(const float* x, const float* gamma, const float* beta,
+                                      float* y, int rows, int columns, float epsilon) {
   extern __shared__ float scale[];
-  for (int i = threadIdx.y * 32 + threadIdx.x; i < columns; i += blockDim.y * 32) scale[i] = gamma[i];
+  for (int i = threadIdx.y * 32 + threadIdx.x; i < columns; i += blockDim.y * 32)
+    scale[i] = gamma[i];
   __syncthreads();
   const int row = blockIdx.x * blockDim.y + threadIdx.y;
   if (row >= rows) return;
@@ -20,5 +21,6 @@ extern "C" __global__ void layer_norm(const float* x, const float* gamma, const 
   const float mean = warp_sum(sum) / columns;
   for (int i = threadIdx.x; i < columns; i += 32) square += (x[i] - mean) * (x[i] - mean);
   const float factor = rsqrtf(warp_sum(square) / columns + epsilon);
-  for (int i = threadIdx.x; i < columns; i += 32) y[i] = (x[i] - mean) * factor * scale[i] + beta[i];
+  for (int i = threadIdx.x; i < columns; i += 32)
+    y[i] = (x[i] - mean) * factor * scale[i] + beta[i];
 }

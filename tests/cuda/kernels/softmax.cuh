@@ -36,7 +36,8 @@ __device__ float block_reduce(float v, Op op, float* of_warp) {
 }
 
 template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads) softmax(const T* __restrict__ x, T* __restrict__ y, int columns) {
+__global__ void __launch_bounds__(kThreads)
+    softmax(const T* __restrict__ x, T* __restrict__ y, int columns) {
   const long long row = static_cast<long long>(blockIdx.x) * columns;
   __shared__ float of_warp[32];
   float largest = Largest::kFirst, sum = 0;
@@ -44,5 +45,6 @@ __global__ void __launch_bounds__(kThreads) softmax(const T* __restrict__ x, T* 
   largest = block_reduce(largest, Largest{}, of_warp);
   for (int i = threadIdx.x; i < columns; i += kThreads) sum += expf(load(x, row + i) - largest);
   sum = block_reduce(sum, Sum{}, of_warp);
-  for (int i = threadIdx.x; i < columns; i += kThreads) store(y, row + i, expf(load(x, row + i) - largest) / sum);
+  for (int i = threadIdx.x; i < columns; i += kThreads)
+    store(y, row + i, expf(load(x, row + i) - largest) / sum);
 }

@@ -7,12 +7,11 @@
 
 #include <cmath>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -110,7 +109,7 @@ Model Parse(const AttentionCase& c) {
 
 std::unique_ptr<Session> SessionOf(const AttentionCase& c, std::vector<std::string> disabled) {
   SessionOptions options;
-  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {MakeCpuProvider()};
   options.passes = InferencePasses;
   options.disabled_passes = std::move(disabled);
   return Session::Create(Parse(c), std::move(options)).value();

@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 

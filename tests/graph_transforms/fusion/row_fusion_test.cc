@@ -7,13 +7,12 @@
 #include <cmath>
 
 #include "core/graph/graph_check.h"
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
 #include "graph_transforms/fusion/row_fusion.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -159,7 +158,7 @@ Model Parse(const FusionCase& c) {
 std::vector<RuntimeValue> RunModel(Model model, const FusionCase& c, int threads) {
   SessionOptions options;
   options.plan.threads = threads;
-  options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+  options.providers = {MakeCpuProvider()};
   auto session = Session::Create(std::move(model), options).value();
   NamedValues feeds;
   int k = 0;
@@ -184,7 +183,6 @@ std::vector<RuntimeValue> RunModel(Model model, const FusionCase& c, int threads
 class Fusion : public ::testing::TestWithParam<FusionCase> {};
 
 TEST_P(Fusion, LeavesTheNumbersAsTheyAre) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   const FusionCase& c = GetParam();
   Model fused = Parse(c), plain = Parse(c);
   ASSERT_TRUE(InferShapes(fused).ok() && InferShapes(plain).ok());
@@ -257,7 +255,7 @@ TEST(RowFusion, ConstantMasksAreCutIntoTiles) {
   for (int threads : {1, 2}) {
     SessionOptions options;
     options.plan.threads = threads;
-    options.providers = {MakeCpuProvider(RegisterTrainingKernels)};
+    options.providers = {MakeCpuProvider()};
     auto session = Session::Create(model.Clone(), options).value();
     const NamedValues feeds = {{"x", x}, {"z", z}};
     EXPECT_EQ(session->Plan(feeds).value()->ToString().find("dynamic"), std::string::npos);
@@ -271,7 +269,6 @@ TEST(RowFusion, ConstantMasksAreCutIntoTiles) {
 }
 
 TEST(RowFusion, ForwardAndBackwardStayApart) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28]>
     g (float[4,4] x) => (float[4,4] y) { a = Exp(x) b = Neg(a) y = Tanh(b) })")
                     .value();
@@ -287,7 +284,6 @@ TEST(RowFusion, ForwardAndBackwardStayApart) {
 
 // On the CPU the sum keeps the order that it has by itself.
 TEST(RowFusion, GradientsOfDropoutJoinOnDevicesOnly) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   for (const bool for_device : {false, true}) {
     Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28, "ai.caesura": 1]>
       g (float[4,3] x, bool[4,3] m, float r) => (float[4,3] d, float[3] b) <int64[1] s = {3}> {
@@ -301,7 +297,6 @@ TEST(RowFusion, GradientsOfDropoutJoinOnDevicesOnly) {
 
 // One group of a and c would have to run before the first yield and after the second.
 TEST(RowFusion, YieldsKeepTheirOrder) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["": 28, "ai.caesura": 1]>
     g (float[4,4] x) => (float[4,4] c, float[4,4] p) {
       a = Neg(x) p = ai.caesura.YieldOp(a) q = ai.caesura.YieldOp(x) b = Abs(q) c = Add(a, b) })")

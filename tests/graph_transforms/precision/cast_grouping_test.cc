@@ -11,7 +11,6 @@ constexpr char kWeights[] =
     " <float[2, 2] w = {1.5, -2, 70000, 0.1}, float[2] b = {3, 4}, float[2] fixed = {5, 6}> ";
 
 std::vector<std::string> LeftByCastGrouping(const std::string& nodes, const std::string& outputs) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   return OpsLeft(MakeCastGroupingPass({"w", "b"}),
                  "(float[2, 2] x) => (" + outputs + ")" + kWeights + nodes,
                  {Tensor::Of<float>(Shape{2, 2}, {1, 2, 3, 4})});

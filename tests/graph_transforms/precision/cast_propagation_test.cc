@@ -32,7 +32,6 @@ TEST(CastPropagation, AViewWithAnotherReaderStays) {
 
 // A sum of halves is rounded once more than one that is written in float32.
 TEST(CastPropagation, SumsAreWrittenWide) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   const char* body = R"((float16[8, 3] x) => (float[3] y) <int64[1] shape = {3}> {
     s = ai.caesura.SumTo (x, shape)
     y = Cast <to = 1> (s)

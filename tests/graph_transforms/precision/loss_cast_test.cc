@@ -8,7 +8,6 @@ namespace {
 using ::testing::ElementsAre;
 
 std::vector<std::string> LeftByLossCast(const std::string& nodes, const std::string& outputs) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   return OpsLeft(
       MakeLossCastPass(),
       "(float d, float[3, 4] scores, int64[3] labels, float[3] lse) => (" + outputs +

@@ -4,11 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph_text.h"
-#include "core/graph/shape_inference.h"
+#include "core/onnx/graph_text.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
@@ -89,7 +88,6 @@ TEST(MixedPrecision, OtherTypesStay) {
 // A bias, the cast to float32 and a float32 residual all go into one product; a gradient's sum is
 // float32 at once.
 TEST(MixedPrecision, CastsBecomePartOfProductsAndSums) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model = Mixed(R"(g (float[64,40] x, float[40,4] w, float[64,4] r) => (float[64,4] y)
     <float[4] b = {1, 2, 3, 4}> { p = MatMul (x, w) q = Add (p, b) y = Add (q, r) })");
   ASSERT_TRUE(RunPasses(FusionPasses(), model).ok());

@@ -35,7 +35,6 @@ TEST(DeadNodeElimination, BodiesRead) {
 
 // Both act on something outside of the graph.
 TEST(DeadNodeElimination, YieldsAndUpdatesStay) {
-  ASSERT_TRUE(RegisterTrainingOpSchemas().ok());
   Model model;
   model.graph = GraphOf(R"((float[2] x) => (float[2] y) {
     given = ai.caesura.YieldOp (x)

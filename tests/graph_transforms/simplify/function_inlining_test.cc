@@ -24,7 +24,7 @@ TEST(FunctionInlining, NodesWithoutAKernelBecomeTheirBodies) {
 }
 
 TEST(FunctionInlining, NodesWithAKernelStay) {
-  EXPECT_THAT(OpsLeft(MakeFunctionInliningPass({MakeCpuProvider(RegisterTrainingKernels)}),
+  EXPECT_THAT(OpsLeft(MakeFunctionInliningPass({MakeCpuProvider()}),
                       "(float[2] x) => (float[2] y) { y = Softplus (x) }", {Ramp(Shape{2})}),
               ElementsAre("Softplus"));
 }

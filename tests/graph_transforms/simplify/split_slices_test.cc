@@ -8,7 +8,6 @@ namespace {
 using ::testing::ElementsAre;
 
 std::vector<std::string> SplitUp(const std::string& body, const Values& feeds) {
-  EXPECT_TRUE(RegisterTrainingOpSchemas().ok());
   return OpsLeft(MakeSplitSlicesPass(), body, feeds);
 }
 

@@ -6,17 +6,15 @@
 #include <random>
 
 #include "tests/kernel_case.h"
-#include "training/kernels/optimizer/kernel_list.h"
-#include "training/kernels/training_ops.h"
 
 namespace caesura {
 namespace {
 
 RuntimeValue RunOne(const char* op, std::vector<RuntimeValue> inputs, AttributeMap attributes = {},
                     int threads = 1) {
-  KernelCase node(op, std::move(inputs), std::move(attributes), kTrainingDomain);
+  KernelCase node(op, std::move(inputs), std::move(attributes), kCaesuraDomain);
   node.threads = threads;
-  return node.Run(RegisterOptimizerKernels).value()[0];
+  return node.Run().value()[0];
 }
 
 double Scalar(const RuntimeValue& value) { return value.tensor().ToVector<double>()[0]; }
@@ -69,9 +67,9 @@ TEST(InPlaceAccumulator, AddsOrStartsAnew) {
       const Tensor buffer = Tensor::Of<float>({2}, {1, 2}),
                    value = Tensor::Of<float>({2}, {10, 20});
       KernelCase node("InPlaceAccumulator", {buffer, value, Tensor::Scalar<bool>(reset)}, {},
-                      kTrainingDomain);
+                      kCaesuraDomain);
       node.share_in_place = share;
-      const Tensor out = node.Run(RegisterOptimizerKernels).value()[0].tensor();
+      const Tensor out = node.Run().value()[0].tensor();
       EXPECT_EQ(out.ToVector<float>(),
                 (reset ? std::vector<float>{10, 20} : std::vector<float>{11, 22}));
       EXPECT_EQ(out.raw() == node.inputs[0].tensor().raw(), share);
@@ -101,9 +99,9 @@ TEST(PairwiseSum, IsABinaryTreeOfAnyNumberOfValues) {
         KernelCase node(
             ends ? "PairwiseSum" : "PairwiseAccumulator",
             {buffer, Tensor::Of<float>(Shape{1}, {values[i]}), Tensor::Scalar<int64_t>(i)}, {},
-            kTrainingDomain);
+            kCaesuraDomain);
         node.share_in_place = share;
-        buffer = node.Run(RegisterOptimizerKernels).value()[0];
+        buffer = node.Run().value()[0];
       }
       EXPECT_EQ(Scalar(buffer), SumOfTree(values, 0, count)) << count << " values";
     }
@@ -119,16 +117,15 @@ TEST(PairwiseSum, RefusesMoreValuesThanItsLevelsHold) {
     KernelCase node(ends ? "PairwiseSum" : "PairwiseAccumulator",
                     {Tensor::Zeros(DType::kFloat32, Shape{2, 1}), Tensor::Of<float>(Shape{1}, {1}),
                      Tensor::Scalar<int64_t>(ends ? 4 : 3)},
-                    {}, kTrainingDomain);
-    EXPECT_NE(node.Run(RegisterOptimizerKernels).status().message().find("has no place in 2"),
-              std::string::npos);
+                    {}, kCaesuraDomain);
+    EXPECT_NE(node.Run().status().message().find("has no place in 2"), std::string::npos);
   }
 }
 
 TEST(Assign, CopiesIntoTheTarget) {
   const Tensor target = Tensor::Of<int64_t>({2}, {1, 2});
-  KernelCase node("Assign", {target, Tensor::Of<int64_t>({2}, {3, 4})}, {}, kTrainingDomain);
-  ASSERT_TRUE(node.Run(RegisterOptimizerKernels).ok());
+  KernelCase node("Assign", {target, Tensor::Of<int64_t>({2}, {3, 4})}, {}, kCaesuraDomain);
+  ASSERT_TRUE(node.Run().ok());
   EXPECT_EQ(target.ToVector<int64_t>(), (std::vector<int64_t>{3, 4}));
 }
 

@@ -6,8 +6,7 @@
 #include <cmath>
 
 #include "tests/kernel_case.h"
-#include "training/kernels/optimizer/kernel_list.h"
-#include "training/kernels/training_ops.h"
+
 #include "training/optimizer/optimizer.h"
 
 namespace caesura {
@@ -46,10 +45,10 @@ class TinyTraining {
     inputs.push_back(Make({2, 1}, {0.5 * down, 0.25 * down}));
     inputs.insert(inputs.end(), states_.begin(), states_.end());
     const int outputs = static_cast<int>(2 + states_.size());
-    KernelCase node(update_.op_type, inputs, update_.coefficients, kTrainingDomain, outputs);
+    KernelCase node(update_.op_type, inputs, update_.coefficients, kCaesuraDomain, outputs);
     node.share_in_place = share_in_place;
     node.threads = threads;
-    ASSIGN_OR_RETURN(std::vector<RuntimeValue> results, node.Run(RegisterOptimizerKernels));
+    ASSIGN_OR_RETURN(std::vector<RuntimeValue> results, node.Run());
     for (int i = 0; i < outputs; ++i) {
       (i < 2 ? parameters_[i] : states_[i - 2]) = results[i].tensor();
     }
@@ -309,9 +308,9 @@ TEST(OptimizerUpdate, LambTakesRatioOneForZeroParameters) {
   KernelCase node("LambUpdate",
                   {rate, step, scale, zeros.Clone().value(), Tensor::Of<double>({2}, {3, -4}),
                    zeros.Clone().value(), zeros.Clone().value()},
-                  {{"count", int64_t{1}}, {"epsilon", Tensor::Scalar<double>(0)}}, kTrainingDomain,
+                  {{"count", int64_t{1}}, {"epsilon", Tensor::Scalar<double>(0)}}, kCaesuraDomain,
                   3);
-  const auto out = node.Run(RegisterOptimizerKernels).value();
+  const auto out = node.Run().value();
   ExpectNear(out[0].tensor().ToVector<double>(), {-0.5, 0.5}, 1e-12);
 }
 
@@ -339,8 +338,8 @@ TEST(OptimizerUpdate, TakesFedCoefficients) {
                     {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(1),
                      Tensor::Scalar<double>(1), parameter, Tensor::Of<double>({2}, {0.5, 0.25}),
                      zeros, zeros.Clone().value()},
-                    std::move(attributes), kTrainingDomain, 3);
-    auto out = node.Run(RegisterOptimizerKernels);
+                    std::move(attributes), kCaesuraDomain, 3);
+    auto out = node.Run();
     return out.ok() ? (*out)[0].tensor().ToVector<double>() : std::vector<double>();
   };
   const Attribute beta = Tensor::Scalar<double>(0.5), decay = Tensor::Scalar<double>(0.25);
@@ -386,8 +385,8 @@ TEST(OptimizerUpdate, RefusesWrongNodes) {
       "SgdUpdate",
       {Tensor::Scalar<double>(1), Tensor::Scalar<int64_t>(1), Tensor::Scalar<double>(1),
        Tensor::Zeros(DType::kFloat32, Shape{2}), Tensor::Zeros(DType::kFloat32, Shape{3})},
-      {{"count", int64_t{1}}}, kTrainingDomain);
-  EXPECT_EQ(shapes.Run(RegisterOptimizerKernels).status().code(), StatusCode::kInvalidArgument);
+      {{"count", int64_t{1}}}, kCaesuraDomain);
+  EXPECT_EQ(shapes.Run().status().code(), StatusCode::kInvalidArgument);
 }
 
 // Large and odd sizes, an empty parameter, and more than one thread: the same bits.
@@ -406,10 +405,10 @@ TEST(OptimizerUpdate, ThreadsDoNotChangeTheResult) {
           inputs.push_back(Tensor::Of<float>(Shape{size}, values));
         }
       }
-      KernelCase node(op, inputs, {{"count", static_cast<int64_t>(sizes.size())}}, kTrainingDomain,
+      KernelCase node(op, inputs, {{"count", static_cast<int64_t>(sizes.size())}}, kCaesuraDomain,
                       15);
       node.threads = threads;
-      const auto out = node.Run(RegisterOptimizerKernels).value();
+      const auto out = node.Run().value();
       results.emplace_back();
       for (const RuntimeValue& value : out) {
         for (float x : value.tensor().ToVector<float>()) results.back().push_back(x);

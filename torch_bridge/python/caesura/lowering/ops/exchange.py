@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers the exchanges of parallelized modules (torch.ops._c10d_functional) to exchanges of a step's ranks.
 
-The ops, their shapes and gradients: training/kernels/training_ops.h.
+The ops, their shapes and gradients: core/ops/collectives/ops.cc.
 """
 
 import torch

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of an op type apart from any kernel, in one row: its schema, what passes need to
+// know, and what becomes of a gradient. ONNX's ops have their schemas from ONNX
+// (core/graph/op_schema.h). The rows are in core/ops, a file ops.cc for each family; sessions may
+// bring ops of their own. The needs of a provider's kernel (host inputs, layouts, aliases) are in
+// its definition instead (core/kernels/kernel.h).
+//
+// Thread safety: all functions may be called from any thread. Rows of the table live as long as the
+// process.
+#ifndef CAESURA_CORE_GRAPH_OP_DEF_H_
+#define CAESURA_CORE_GRAPH_OP_DEF_H_
+
+#include <climits>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/graph/node.h"
+
+namespace caesura {
+
+class GradientHook;  // gradient_hook.h
+namespace gradient {
+class GradientContext;  // core/gradient/gradient_context.h
+}
+
+// Computes the gradients of an op's inputs (core/gradient/gradient_rules.h).
+struct GradientRule {
+  // Null: there is no rule, or the op's gradient is zero wherever it exists (OpDef::kZero).
+  void (*function)(gradient::GradientContext&) = nullptr;
+  // Inputs broadcast against each other: the driver sums each gradient to its input's shape.
+  bool broadcasts = false;
+  // Inputs whose gradient is zero or that are no numbers (indices, shapes). -1 - i: input i and all
+  // after it.
+  std::vector<int> stops = {};
+  // Inputs that have a gradient which the rule does not compute: an error where one is needed,
+  // never silence.
+  std::vector<int> refuses = {};
+  // Outputs from this index on carry no gradient back: an error where one arrives.
+  int outputs = INT_MAX;
+  // If given and false for a node, the node is replaced by its function body, which is
+  // differentiated instead.
+  bool (*applies)(const gradient::GradientContext&) = nullptr;
+};
+
+struct OpDef {
+  // Output 0 is input 0 as it is, in another shape, or in another order of dims.
+  enum class View : uint8_t { kNone, kSame, kReshape, kPermutation };
+  // The way in which an op that is not elementwise treats the rows of its tensors (all dims but the
+  // last).
+  enum class Rows : uint8_t {
+    kNone,
+    kAlongAxis,  // each row by itself, where the attribute "axis" is the last dim
+    kReduces,    // each row to one element, where input 1 names only the last dim
+    kSums,       // sums over all rows
+  };
+  // Ops with many more multiply-adds than elements.
+  enum class Work : uint8_t { kElements, kProduct, kConvolution, kAttention };
+  static constexpr int kAll = INT_MAX;
+  // The fate of a gradient that arrives at an op without a rule.
+  enum class Derivative : uint8_t {
+    kUnsaid,
+    kBody,     // the op's function body is differentiated
+    kZero,     // the gradient is zero wherever there is one
+    kRefusal,  // an error that gives derivative_note as the reason
+  };
+
+  std::string op_type = "";
+  std::string domain = "";
+
+  // The schema of an op that ONNX does not have.
+  int min_inputs = 1, max_inputs = 1;
+  int min_outputs = 1, max_outputs = 1;
+  // Output i has the type of input type_of_output[i] (the last entry repeats); -1: not inferred.
+  std::vector<int> type_of_output = {-1};
+  // Where types follow from more than one input: sets the types of the node's outputs.
+  std::function<Status(Graph&, Node*)> infer = nullptr;
+  bool is_deterministic = true;
+
+  // These are for a session's op (OpDefSet) only: the domain's first version whose nodes mean this;
+  // how the gradients of its inputs are computed, by nodes that this adds (null: there is none),
+  // called while a training graph is built, from one thread for each graph; and inputs that have no
+  // gradient, or none that is other than zero (-1 - i: input i and all after it).
+  int since_version = 1;
+  std::function<Status(GradientHook&)> gradient = nullptr;
+  std::vector<int> no_gradient_inputs = {};
+
+  // Each element of the output is made from the elements of the inputs at its place, which may
+  // broadcast.
+  bool elementwise = false;
+  bool arithmetic = false;  // Add, Sub, Mul, Div
+  bool random = false;      // its outputs may differ from run to run
+  View view = View::kNone;
+  Rows rows = Rows::kNone;
+  int64_t row_axis = -1;           // Rows::kAlongAxis: the attribute's default
+  std::vector<int> row_sums = {};  // outputs that are sums over all rows
+  // Elementwise in the row groups of devices. The CPU runs it by itself: in a group the sums that
+  // follow it would have another order.
+  bool device_rows = false;
+  // Mixed precision: true for an op that is worth computing in half types.
+  bool computes_in_half = false;
+  // The number of first inputs of the type that the op computes in, and may be half; 0: the
+  // op stays as it is.
+  int half_inputs = 0;
+  Work work = Work::kElements;
+  DType result = DType::kUndefined;  // of output 0, where it is not that of the inputs
+
+  GradientRule rule = {};
+  Derivative derivative = Derivative::kUnsaid;
+  // The rule's reach beyond or short of the plain case; the reason of a refusal.
+  std::string derivative_note = "";
+};
+
+// The whole table (core/ops/op_defs.cc).
+const std::vector<OpDef>& AllOpDefs();
+// The op's row in the table, or one that says nothing.
+const OpDef& OpDefOf(const std::string& op_type, const std::string& domain = "");
+const OpDef& OpDefOf(const Node& node);
+// The row of an op that ONNX does not have: of caesura's, or null. Of a node: that of its graph's
+// own ops (Graph::own_ops) first.
+const OpDef* FindOwnOp(const std::string& op_type, const std::string& domain);
+const OpDef* FindOwnOp(const Node& node);
+// True for ai.caesura.YieldOp, where a run hands values out and waits.
+inline bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
+
+// The ops that a session is given: known to its graphs and to no other. Thread safety: const access
+// from many threads.
+class OpDefSet {
+ public:
+  // kInvalidArgument for a domain of ONNX's, for an op of caesura's, and for a version of an op
+  // that is here already.
+  Status Add(OpDef op);
+  // The newest one of the op that is not newer than `version` (0: the newest), or null.
+  const OpDef* Find(const std::string& op_type, const std::string& domain, int version = 0) const;
+  bool HasDomain(const std::string& domain) const;
+
+ private:
+  std::map<std::pair<std::string, std::string>, std::map<int, OpDef>> ops_;  // by domain, op type
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_GRAPH_OP_DEF_H_

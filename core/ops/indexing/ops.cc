@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of gathers, scatters and their like (core/graph/op_def.h), and their gradient rules.
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "core/gradient/gradient_rules.h"
+#include "core/graph/op_def.h"
+#include "core/ops/infer_types.h"
+
+namespace caesura {
+namespace gradient {
+namespace {
+
+// 0, 1, ..., n - 1 as int64; n has rank 1 and one element.
+Expr Iota(Expr n) { return Op("Range", {Int(0, n), Squeeze(n, {0}), Int(1, n)}); }
+
+// Y = X[I] along an axis;  dX = zeros with dX[I] += dY
+void GatherRule(GradientContext& g) {
+  const AttributeMap axis = {{"axis", g.IntAttr("axis", 0)}};
+  g.SetInputGradient(0, TrainingOp("GatherGrad", {g.dY(), g.input(1), ShapeOf(g.input(0))}, axis));
+}
+
+Expr ScatterAdd(const char* op, Expr base, Expr indices, Expr updates,
+                AttributeMap attributes = {}) {
+  attributes["reduction"] = std::string("add");
+  return Op(op, {base, indices, updates}, std::move(attributes));
+}
+
+// Y = X at one index an element;  dX = zeros with dY added there
+void GatherElementsRule(GradientContext& g) {
+  const Expr zeros = ZerosLike(g.input(0));
+  g.SetInputGradient(
+      0, ScatterAdd("ScatterElements", zeros, g.input(1), g.dY(), g.Attributes({"axis"})));
+}
+
+// Y = X at index tuples, apart for each batch;  dX = zeros with dY added there, the batch's number
+// put before the tuple
+void GatherNdRule(GradientContext& g) {
+  const int64_t b = g.IntAttr("batch_dims", 0);
+  const Expr x = g.input(0), i = g.input(1), dy = g.dY();
+  if (b == 0) return g.SetInputGradient(0, ScatterAdd("ScatterND", ZerosLike(x), i, dy));
+  const Expr n = Op("ReduceProd", {ShapeOf(x, 0, b), Ints({0}, x)}),
+             tuples = Reshape(i, Concat({n, ShapeOf(i, b)}, 0));
+  std::vector<int64_t> ones(g.Rank(1) - b, 1);
+  const Expr column = Reshape(Iota(n), Concat({n, Ints(ones, x)}, 0));
+  const Expr numbers = Expand(column, Concat({ShapeOf(tuples, 0, -1), Ints({1}, x)}, 0));
+  const Expr zeros = Filled(0, Concat({n, ShapeOf(x, b)}, 0), x),
+             updates = Reshape(dy, Concat({n, ShapeOf(dy, b)}, 0));
+  g.SetInputGradient(
+      0, ReshapeLike(ScatterAdd("ScatterND", zeros, Concat({numbers, tuples}, -1), updates), x));
+}
+
+// ScatterElements and ScatterND share this: U is written to places of X, and those places
+// can be read.
+struct Places {
+  std::function<Expr(Expr x, Expr u, const char* reduction)> write;
+  std::function<Expr(Expr x)> read;
+};
+
+// Y = X with U in its places;  dX = dY elsewhere, dU = dY there
+void ReplaceGradient(GradientContext& g, const Places& places) {
+  if (g.Needs(0)) g.SetInputGradient(0, places.write(g.dY(), ZerosLike(g.input(2)), "none"));
+  g.SetInputGradient(2, places.read(g.dY()));
+}
+
+// The product of all factors but x, from the count of zeros among all and the product of the
+// others.
+Expr ProductWithout(Expr x, Expr zeros, Expr product) {
+  const Expr zero = Number(0, x);
+  const Expr if_zero = Where(Equal(zeros, Number(1, x)), product, zero);
+  return Where(Equal(x, zero), if_zero, Where(Equal(zeros, zero), product / x, zero));
+}
+
+// Y = X times all U of a place;  dX, dU = dY times the product of the other factors
+void ProductGradient(GradientContext& g, const Places& places) {
+  const Expr x = g.input(0), u = g.input(2), zero = Number(0, x), one = Number(1, x);
+  const Expr x_zero = Equal(x, zero), u_zero = Equal(u, zero);
+  const Expr zeros = places.write(Mask(x_zero, x), Mask(u_zero, x), "add");
+  const Expr product = places.write(Where(x_zero, one, x), Where(u_zero, one, u), "mul");
+  g.SetInputGradient(0, g.dY() * ProductWithout(x, zeros, product));
+  g.SetInputGradient(
+      2, places.read(g.dY()) * ProductWithout(u, places.read(zeros), places.read(product)));
+}
+
+// Y = largest (smallest) of X and all U of a place;  dX, dU = dY shared by those that equal Y
+void ExtremumGradient(GradientContext& g, const Places& places) {
+  const Expr y = g.output(), x_mask = Mask(Equal(g.input(0), y), y),
+             u_mask = Mask(Equal(g.input(2), places.read(y)), y);
+  const Expr share = g.dY() / places.write(x_mask, u_mask, "add");
+  g.SetInputGradient(0, share * x_mask);
+  g.SetInputGradient(2, places.read(share) * u_mask);
+}
+
+// Y = X with U added in its places;  dX = dY, dU = dY there
+void AddGradient(GradientContext& g, const Places& places) {
+  g.SetInputGradient(0, g.dY());
+  g.SetInputGradient(2, places.read(g.dY()));
+}
+
+void ScatterGradient(GradientContext& g, const char* scatter, const char* gather) {
+  const Expr indices = g.input(1);
+  const AttributeMap axis = g.Attributes({"axis"});
+  const Places places = {[=](Expr x, Expr u, const char* reduction) {
+                           AttributeMap attributes = axis;
+                           attributes["reduction"] = std::string(reduction);
+                           return Op(scatter, {x, indices, u}, std::move(attributes));
+                         },
+                         [=](Expr x) { return Op(gather, {x, indices}, axis); }};
+  const std::string reduction = g.Attr<std::string>("reduction", "none");
+  if (reduction == "none") return ReplaceGradient(g, places);
+  if (reduction == "add") return AddGradient(g, places);
+  if (reduction == "mul") return ProductGradient(g, places);
+  ExtremumGradient(g, places);
+}
+
+void ScatterElementsRule(GradientContext& g) {
+  ScatterGradient(g, "ScatterElements", "GatherElements");
+}
+void ScatterNdRule(GradientContext& g) { ScatterGradient(g, "ScatterND", "GatherND"); }
+
+// Y = cache with U from position w of each row on;  dcache = dY elsewhere, dU = dY there
+void TensorScatterRule(GradientContext& g) {
+  const Expr u = g.input(1), w = g.input(2);
+  const int rank = g.Rank(1);
+  const int64_t stated = g.IntAttr("axis", -2), axis = stated < 0 ? stated + rank : stated;
+  g.SetInputGradient(0, Op("TensorScatter", {g.dY(), ZerosLike(u), w}, g.attributes()));
+  std::vector<int64_t> along(rank, 1), down(rank, 1);
+  along[axis] = down[0] = -1;
+  Expr index = Reshape(Iota(DimOf(u, axis)), Ints(along, u));
+  if (w) index = index + Reshape(w, Ints(down, u));
+  if (g.Attr<std::string>("mode", "linear") == "circular")
+    index = Op("Mod", {index, DimOf(g.input(0), axis)});
+  g.SetInputGradient(1,
+                     Op("GatherElements", {g.dY(), Expand(index, ShapeOf(u))}, {{"axis", axis}}));
+}
+
+// Y = on where the index says so, else off;  don = sum of dY there, doff = sum of dY elsewhere
+void OneHotRule(GradientContext& g) {
+  const Expr zero_one =
+      Concat({Unsqueeze(Number(0, g.dY()), {0}), Unsqueeze(Number(1, g.dY()), {0})}, 0);
+  const Expr mask = Op("OneHot", {g.input(0), g.input(1), zero_one}, g.attributes());
+  const Expr on = ReduceSum(g.dY() * mask, {}, false), off = ReduceSum(g.dY(), {}, false) - on;
+  g.SetInputGradient(2, Concat({Unsqueeze(off, {0}), Unsqueeze(on, {0})}, 0));
+}
+
+// Y = the slices of X that C marks;  dX = zeros with dY in those slices
+void CompressRule(GradientContext& g) {
+  const Expr x = g.input(0);
+  // Marks after the end of X mark nothing.
+  auto marked = [&](Expr size) {
+    return Squeeze(Op("NonZero", {Slice(g.input(1), Ints({0}, x), size, 0)}), {0});
+  };
+  if (g.node().HasAttribute("axis")) {
+    const Expr places = marked(DimOf(x, g.IntAttr("axis", 0)));
+    return g.SetInputGradient(
+        0, TrainingOp("GatherGrad", {g.dY(), places, ShapeOf(x)}, g.attributes()));
+  }
+  const Expr size =
+      Op("ReduceProd", {ShapeOf(x), Ints({0}, x)});  // without an axis X counts as flat
+  g.SetInputGradient(
+      0, ReshapeLike(TrainingOp("GatherGrad", {g.dY(), marked(size), size}, {{"axis", int64_t{0}}}),
+                     x));
+}
+
+// Y_i = s + i d;  ds = sum of dY, dd = sum of i dY
+void RangeRule(GradientContext& g) {
+  const Expr i = Cast(Iota(ShapeOf(g.dY())), g.dY().dtype());
+  g.SetInputGradient(0, ReshapeLike(ReduceSum(g.dY(), {}, false), g.input(0)));
+  g.SetInputGradient(2, ReshapeLike(ReduceSum(g.dY() * i, {}, false), g.input(2)));
+}
+
+// D = base (or zeros) with dY added at indices;  ddY = G at the indices, dbase = G
+void GatherGradRule(GradientContext& g) {
+  g.SetInputGradient(0, Gather(g.dY(), g.input(1), g.IntAttr("axis", 0)));
+  g.SetInputGradient(3, g.dY());
+}
+
+}  // namespace
+}  // namespace gradient
+
+// clang-format off
+std::vector<OpDef> IndexingOps() {
+  return {
+    {.op_type = "Compress", .rule = {.function = gradient::CompressRule, .stops = {1}}},
+    {.op_type = "Gather", .half_inputs = 1, .rule = {.function = gradient::GatherRule, .stops = {1}}},
+    {.op_type = "GatherElements", .rule = {.function = gradient::GatherElementsRule, .stops = {1}}},
+    {.op_type = "GatherND", .rule = {.function = gradient::GatherNdRule, .stops = {1}}},
+    {.op_type = "OneHot", .rule = {.function = gradient::OneHotRule, .stops = {0, 1}},
+     .derivative_note = "values"},
+    {.op_type = "Range", .rule = {.function = gradient::RangeRule, .stops = {1}},
+     .derivative_note = "start and delta; the limit only decides the length"},
+    {.op_type = "ScatterElements", .rule = {.function = gradient::ScatterElementsRule, .stops = {1}},
+     .derivative_note = "reductions none, add, mul, max, min"},
+    {.op_type = "ScatterND", .rule = {.function = gradient::ScatterNdRule, .stops = {1}},
+     .derivative_note = "reductions none, add, mul, max, min"},
+    {.op_type = "TensorScatter", .rule = {.function = gradient::TensorScatterRule, .stops = {2}}},
+    // GatherGrad (dY, indices, shape[host int64], base?) -> dX  attribute axis: adds dY's slices, in their order, to
+    // the base (in its place where nobody else reads it), or into zeros of `shape`
+    {.op_type = "GatherGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 4,
+     .infer = ShapeOfInput<2>, .rule = {.function = gradient::GatherGradRule, .stops = {1, 2}}},
+    {.op_type = "Scatter", .rule = {.function = gradient::ScatterElementsRule, .stops = {1}}},
+  };
+}
+// clang-format on
+
+}  // namespace caesura

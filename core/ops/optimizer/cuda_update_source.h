@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all optimizer updates hand to update_step.cuh: types, the rule, a step's numbers.
+#ifndef CAESURA_CORE_OPS_OPTIMIZER_CUDA_UPDATE_SOURCE_H_
+#define CAESURA_CORE_OPS_OPTIMIZER_CUDA_UPDATE_SOURCE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/ops/optimizer/update_spec.h"
+
+namespace caesura {
+
+// As `struct Numbers` of update_step.cuh.
+struct CudaUpdateNumbers {
+  CudaUpdateNumbers(const UpdateSpec& spec, bool flag);
+
+  double written[6] = {};
+  int64_t fed[6] = {};
+  int64_t rate, flag, maximize, skip_nonfinite;
+};
+
+// The macros of update_step.cuh.
+std::string CudaUpdateMacros(const UpdateSpec& spec, UpdateRule rule);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_OPS_OPTIMIZER_CUDA_UPDATE_SOURCE_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of pooling (core/graph/op_def.h), and their gradient rules.
+#include <cmath>
+#include <vector>
+
+#include "core/gradient/gradient_rules.h"
+#include "core/graph/op_def.h"
+
+namespace caesura {
+namespace gradient {
+namespace {
+
+// Y = max of a window;  dX = dY at the first maximum
+void MaxPoolRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("MaxPoolGrad", {g.dY(), g.input(0)}, g.attributes()));
+}
+
+// Y = mean of a window;  dX = dY / n all over the window
+void AveragePoolRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("AveragePoolGrad", {g.dY(), g.input(0)}, g.attributes()));
+}
+
+// Y = (sum of |X|^p of a window)^(1/p);  dX = dY sign X |X|^(p-1) Y^(1-p)
+void LpPoolRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("LpPoolGrad", {g.dY(), g.input(0), g.output()}, g.attributes()));
+}
+
+// Y = mean over all positions;  dX = dY / n everywhere
+void GlobalAveragePoolRule(GradientContext& g) {
+  const DType wide = g.dY().dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const Expr count = Op("ReduceProd", {ShapeOf(g.input(0), 2)}, {{"keepdims", int64_t{0}}});
+  const Expr share = g.dY() * Cast(Reciprocal(Cast(count, wide)), g.dY().dtype());
+  g.SetInputGradient(0, Expand(share, ShapeOf(g.input(0))));
+}
+
+// Y = max over all positions;  dX = dY at the first maximum
+void GlobalMaxPoolRule(GradientContext& g) {
+  g.SetInputGradient(0, TrainingOp("GlobalMaxPoolGrad", {g.dY(), g.input(0)}));
+}
+
+// Y = (sum of |X|^p)^(1/p) over all positions;  dX = dY sign X (|X| / Y)^(p-1), 0 where Y = 0
+void GlobalLpPoolRule(GradientContext& g) {
+  const int64_t p = g.IntAttr("p", 2);
+  const Expr x = g.input(0), y = g.output(), zero = Number(0, x);
+  if (p == 1) return g.SetInputGradient(0, g.dY() * Sign(x));
+  const Expr ratio = Abs(x) / Where(Equal(y, zero), Number(1, x), y);
+  g.SetInputGradient(0,
+                     g.dY() * Sign(x) * (p == 2 ? ratio : Pow(ratio, static_cast<double>(p - 1))));
+}
+
+// D = dY / n over each window;  ddY = means of G over the windows
+void AveragePoolGradRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("AveragePool", {g.dY()}, g.attributes()));
+}
+
+}  // namespace
+}  // namespace gradient
+
+// clang-format off
+std::vector<OpDef> PoolOps() {
+  return {
+    {.op_type = "AveragePool", .half_inputs = 1, .rule = {.function = gradient::AveragePoolRule}},
+    {.op_type = "GlobalAveragePool", .rule = {.function = gradient::GlobalAveragePoolRule}},
+    {.op_type = "GlobalLpPool", .rule = {.function = gradient::GlobalLpPoolRule}},
+    {.op_type = "GlobalMaxPool", .rule = {.function = gradient::GlobalMaxPoolRule},
+     .derivative_note = "the first maximum takes it"},
+    {.op_type = "LpPool", .rule = {.function = gradient::LpPoolRule}},
+    {.op_type = "MaxPool", .half_inputs = 1, .rule = {.function = gradient::MaxPoolRule},
+     .derivative_note = "the first maximum takes it"},
+    // MaxPoolGrad (dY, X) -> dX  first maximum of a window in row-major order takes the gradient
+    {.op_type = "MaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
+     .type_of_output = {1}},
+    // AveragePoolGrad (dY, X) -> dX
+    {.op_type = "AveragePoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
+     .type_of_output = {1}, .rule = {.function = gradient::AveragePoolGradRule, .stops = {1}}},
+    // LpPoolGrad (dY, X, Y) -> dX
+    {.op_type = "LpPoolGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
+     .type_of_output = {1}},
+    // GlobalMaxPoolGrad (dY, X) -> dX  ties: the first one (PyTorch: amax shares; adaptive_max_pool takes one)
+    {.op_type = "GlobalMaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
+     .type_of_output = {1}},
+  };
+}
+// clang-format on
+
+}  // namespace caesura

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The little of Unicode that the string ops need: writing UTF-8, white space, and one-to-one case
+// mapping of the Latin, Greek, Cyrillic and Armenian alphabets. Independent of the process's
+// locale.
+#ifndef CAESURA_CORE_OPS_TEXT_UNICODE_H_
+#define CAESURA_CORE_OPS_TEXT_UNICODE_H_
+
+#include <string>
+#include <string_view>
+
+#include "core/base/utf8.h"
+
+namespace caesura {
+
+void AppendUtf8(char32_t code_point, std::string* out);
+
+bool IsSpace(char32_t code_point);
+char32_t ToLower(char32_t code_point);
+char32_t ToUpper(char32_t code_point);
+// Bytes that are not valid UTF-8 stay as they are.
+std::string ToLower(std::string_view text);
+std::string ToUpper(std::string_view text);
+
+}  // namespace caesura
+
+#endif  // CAESURA_CORE_OPS_TEXT_UNICODE_H_
