@@ -46,6 +46,7 @@ struct GradientRule {
   bool (*applies)(const gradient::GradientContext&) = nullptr;
 };
 
+// The row of an op.
 struct OpDef {
   // Output 0 is input 0 as it is, in another shape, or in another order of dims.
   enum class View : uint8_t { kNone, kSame, kReshape, kPermutation };
