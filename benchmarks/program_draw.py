@@ -167,7 +167,7 @@ class Draft:
                     and (not needs_grad or value.requires_grad) and 0 < value.numel() <= 64 and value.layout == torch.strided)
 
         names = [name for name in names if fits(name)]
-        if written and self.rng.random() < 0.99:  # which compile_step refuses
+        if written and self.rng.random() < 0.97:  # which compile_step refuses
             names = [name for name in names if self.storage(name) not in map(self.storage, "xy")]
         if shape is not None and not names:
             raise LookupError

@@ -282,7 +282,7 @@ def hook(d):
     m = d.rng.choice(["module", *(f"module.{name}" for name in d.submodules())])
     kinds = [f"{m}.register_forward_hook(doubled)", f"{m}.register_forward_pre_hook(halved)"] * 3
     kinds += ["nn.modules.module.register_module_forward_hook(doubled)", "nn.modules.module.register_module_forward_pre_hook(halved)"]
-    kinds += [f"{m}.register_full_backward_hook(tripled)"] if d.rng.random() < 0.1 else []
+    kinds += [f"{m}.register_full_backward_hook(tripled)"] if d.rng.random() < 0.3 else []
     return f"handles.append({d.rng.choice(kinds)})"
 
 
@@ -326,7 +326,7 @@ def rate(d):
 
 @feature(1, "before")
 def parameter_hook(d):
-    return d.rng.random() < 0.15 and f"handles.append({d.outside('parameter')}.register_hook(lambda g: g * 2))"
+    return d.rng.random() < 0.4 and f"handles.append({d.outside('parameter')}.register_hook(lambda g: g * 2))"
 
 
 # --- after a call, before its backward --------------------------------------------------------------------------

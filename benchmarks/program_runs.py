@@ -247,7 +247,7 @@ def writes_data_that_gradients_need(route, source):
 
 
 def with_values_kept(route, program):
-    """What eager gives if its gradients are of the values that the forward had, as ours are."""
+    """Returns eager's results with gradients of the values that the forward had: ours are such."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
         return eager(route, program)[0]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rooms: folders whose sources see the headers of the folders that they name, and no others.
 
-# What all rooms are compiled with.
+# The flags and libraries of all rooms.
 add_library(caesura_rooms INTERFACE)
 target_compile_options(caesura_rooms INTERFACE -Wall -Wextra ${CAESURA_SANITIZE_OPTIONS})
 target_link_libraries(caesura_rooms INTERFACE openmp dlpack ONNX::onnx ONNX::onnx_proto protobuf::libprotobuf DNNL::dnnl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of an op type apart from any kernel, in one row: its schema, what passes need to
-// know, and what becomes of a gradient. ONNX's ops have their schemas from ONNX
+// OpDef: the row of an op type. It holds all facts apart from kernels: the schema, traits for
+// passes, and the gradient rule. ONNX's ops have their schemas from ONNX
 // (core/graph/op_schema.h). The rows are in core/ops, a file ops.cc for each family; sessions may
 // bring ops of their own. The needs of a provider's kernel (host inputs, layouts, aliases) are in
 // its definition instead (core/kernels/kernel.h).
@@ -77,7 +77,7 @@ struct OpDef {
   int min_outputs = 1, max_outputs = 1;
   // Output i has the type of input type_of_output[i] (the last entry repeats); -1: not inferred.
   std::vector<int> type_of_output = {-1};
-  // Where types follow from more than one input: sets the types of the node's outputs.
+  // Sets the types of the node's outputs, for an op whose types depend on several inputs.
   std::function<Status(Graph&, Node*)> infer = nullptr;
   bool is_deterministic = true;
 

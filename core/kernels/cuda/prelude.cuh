@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every source begins with: types, loads and stores.
+// Every source begins with these types, loads and stores.
 //
 // NVRTC has no standard library: bfloat16 and float16 are structs of bits, rounded to nearest even.
 // GPUs from sm_80 on have instructions for that; older ones, and the emulator of the tests, compute

@@ -47,8 +47,8 @@ bool AnglesAreFixed(const GradientContext& g) { return !g.Needs(1) && !g.Needs(2
 namespace {
 
 // As ONNX's Attention (opset 23): 4-D inputs are [batch, heads, length, head size], 3-D ones
-// [batch, length, heads * head size]. lse is [batch, heads, length] either way. What is cached
-// (present_key, present_value) has its dtype alone.
+// [batch, length, heads * head size]. lse is [batch, heads, length] either way. present_key and
+// present_value get a dtype and no shape.
 Status InferAttention(Graph& graph, Node* node) {
   const Value *q = node->input(0), *v = node->input(2);
   if (q == nullptr || v == nullptr || !q->type().is_tensor()) return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of activations (core/graph/op_def.h), and their gradient rules.
-// At a kink, and where X is NaN, a rule takes the side that PyTorch takes.
+// A rule takes the side that PyTorch takes, at a kink and where X is NaN.
 #include <cmath>
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of elementwise arithmetic (core/graph/op_def.h), and their gradient rules.
-// Where the derivative has a kink, a rule takes the side that PyTorch takes.
+// A rule takes the side that PyTorch takes at a kink.
 #include <cmath>
 #include <vector>
 

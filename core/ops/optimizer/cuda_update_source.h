@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all optimizer updates hand to update_step.cuh: types, the rule, a step's numbers.
+// All optimizer updates hand these to update_step.cuh: types, the rule, a step's numbers.
 #ifndef CAESURA_CORE_OPS_OPTIMIZER_CUDA_UPDATE_SOURCE_H_
 #define CAESURA_CORE_OPS_OPTIMIZER_CUDA_UPDATE_SOURCE_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all updates share: the numbers of a step, and its rule. S, C: a parameter's type in memory
+// All updates share the numbers of a step and its rule. S, C: a parameter's type in memory
 // and in a thread; R, Q, V: that of the rates, the scale and scalar states, of which there are at
 // most 2.
 #ifndef CAESURA_CORE_KERNELS_CUDA_OPTIMIZER_UPDATE_STEP_CUH_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the rows of ops promise of gradients, against ONNX's schemas and our rules.
+// The rows of ops agree with ONNX's schemas in what they promise of gradients.
 #include "core/gradient/gradient_rules.h"
 
 #include <gtest/gtest.h>

@@ -57,7 +57,7 @@ def _weight_norm(v, g, dim=0):
 
 
 def _weight_norm_backward(dw, v, g, norm, dim):
-    """Of w = v g / |v|: dv = g / |v| (dw - v <dw, v> / |v|^2), dg = <dw, v> / |v|. PyTorch has no decomposition for it."""
+    """The gradients of w = v g / |v|, for which PyTorch has no decomposition: dv = g / |v| (dw - v <dw, v> / |v|^2), dg = <dw, v> / |v|."""
     axes = [i for i in range(v.dim()) if i != dim]
     along = (dw * v).sum(axes, keepdim=True) if axes else dw * v
     norm = norm.to(v.dtype)

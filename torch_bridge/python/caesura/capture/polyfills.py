@@ -143,7 +143,7 @@ _detach_in_place = TensorVariable.method_detach_
 
 
 def _detach(variable, tx):
-    """What was read before has a gradient, and what is read later has none: another tensor in the same memory."""
+    """Gives a new tensor in the same memory: reads before this call have a gradient, later reads have none."""
     if variable.source:
         return _detach_in_place(variable, tx)
     variable.proxy = variable.call_method(tx, "detach", [], {}).as_proxy()
@@ -212,7 +212,7 @@ def capturing(module, is_step: bool = False, **options):
         forwards[BatchNorm] = _cumulative_batch_norm
     if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    with dynamo_config.patch(**_OPTIONS, **options), frames.tracing(functools.partial(in_place, forwards, is_step)):
+    with dynamo_config.patch(**options), frames.tracing(functools.partial(in_place, forwards, is_step)):
         yield
 
 

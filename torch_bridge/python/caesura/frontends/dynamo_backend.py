@@ -124,22 +124,17 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         return plain_forward(module)
     records = not torch.is_grad_enabled() and any(
         n.args[0] for n in module.graph.find_nodes(op="call_function", target=set_grad_enabled))
-    past = views_past_autograd(module.graph, torch.is_grad_enabled()) if records or torch.is_grad_enabled() else []
-    if past:  # AOT autograd makes all views that it hands out in one mode
-        fall_back([("a graph", "it hands out views made with autograd off, beside what has a gradient", describe(n)) for n in past])
-        return plain_forward(module)
-    kept = keep_gradients(module.graph)
-    if kept:
-        fall_back([("a graph", "after it a buffer holds gradients, by which calls follow one another", describe(n)) for n in kept])
-        return plain_forward(module)
-    given = made_in_inference(module.graph)
-    if given:
-        fall_back([("a graph", "with autograd on it is given a tensor that was made in inference mode", describe(n)) for n in given])
-        return plain_forward(module)
-    inferred = past_inference(module.graph)
-    if inferred:
-        fall_back([("a graph", "in inference mode it views or writes to what was made outside", describe(n)) for n in inferred])
-        return plain_forward(module)
+    recorded = records or torch.is_grad_enabled()
+    for nodes, why in (
+            # AOT autograd makes all views that it hands out in one mode
+            (views_past_autograd(module.graph, torch.is_grad_enabled()) if recorded else [],
+             "it hands out views made with autograd off, beside what has a gradient"),
+            (keep_gradients(module.graph), "after it a buffer holds gradients, by which calls follow one another"),
+            (made_in_inference(module.graph), "with autograd on it is given a tensor that was made in inference mode"),
+            (past_inference(module.graph), "in inference mode it views or writes to what was made outside")):
+        if nodes:
+            fall_back([("a graph", why, describe(n)) for n in nodes])
+            return plain_forward(module)
     device = _device_of(example_inputs)
     # Other devices' kernels are PyTorch's: what runs there is the calls of its eager mode, saved as it does.
     away = device != CPU and open_gpu(device)[0] is None
