@@ -46,6 +46,7 @@ import caesura  # noqa: E402
 CHUNK = 200          # programs of a process, at most
 HANGS = 120          # seconds that a program may take
 BAD = ("silent", "failed")
+DRAWN = "drawn"      # a process sends it when the program has run in eager
 
 
 def kind_of(reason):
@@ -89,6 +90,7 @@ def run_seeds(seeds, options, send):
     for seed in seeds:
         send.send((seed, None))
         program = drawn(seed, options.features)
+        send.send((seed, DRAWN))
         for route in options.routes:
             began, text = time.process_time(), program.source()
             try:
@@ -117,23 +119,24 @@ def all_results(seeds, options):
             process = fork.Process(target=run_seeds, args=(chunk, options, send))
             process.start()
             send.close()
-            running[receive] = [process, chunk, None, time.monotonic()]
+            running[receive] = [process, chunk, None, time.monotonic(), None]
         for receive in multiprocessing.connection.wait(list(running), 1):
             state = running[receive]
             try:
                 seed, found = receive.recv()
             except EOFError:
-                process, chunk, seed, _ = running.pop(receive)
+                process, chunk, seed, _, last = running.pop(receive)
                 process.join()
                 if process.exitcode:
-                    yield seed, ("both", "failed", f"the process ended with status {process.exitcode}", [], "", 0.0)
+                    outcome = "left out" if last is None else "failed"  # eager alone ended it
+                    yield seed, ("both", outcome, f"the process ended with status {process.exitcode}", [], "", 0.0)
                     rest = chunk[chunk.index(seed) + 1:]
                     chunks[:0] = [rest] if rest else []
                 continue
-            state[2:] = seed, time.monotonic()
-            if found is not None:
+            state[2:] = seed, time.monotonic(), found
+            if found not in (None, DRAWN):
                 yield seed, found
-        for process, _, _, since in running.values():
+        for process, _, _, since, _ in running.values():
             if time.monotonic() - since > HANGS + options.shrink:
                 process.kill()
 

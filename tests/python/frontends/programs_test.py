@@ -54,3 +54,19 @@ def test_a_difference_is_found(tmp_path):
     done = run("--file", tmp_path / "faulty.py", timeout=300)
     assert done.returncode == 1
     assert "wrap: silent output 0 of call 0" in done.stdout and "step: silent the loss of step 0" in done.stdout, done.stdout
+
+
+def test_only_elements_that_adam_moves_by_rounding_are_left_out(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from program_runs import UNSETTLED, difference
+
+    def values(w, loss):
+        return [("w after step 0", torch.tensor(w)), ("exp_avg of w after step 0", torch.tensor([1e-9, 0.5])), ("the loss of step 1", loss)]
+
+    exact = [(name, value.double()) for name, value in values([0.1, 0.1], torch.tensor(1.0))]
+    exact[1][1][0] = -1e-17
+    expected = values([0.1, 0.1], torch.tensor(1.0))
+    assert difference(values([-0.1, 0.1], torch.tensor(1.0)), expected, lambda: exact) is None
+    assert difference(values([-0.1, 0.1], torch.tensor(2.0)), expected, lambda: exact) == UNSETTLED
+    assert "at [1]" in difference(values([-0.1, -0.1], torch.tensor(2.0)), expected, lambda: exact)
+    assert "the loss" in difference(values([0.1, 0.1], torch.tensor(2.0)), expected, lambda: exact)
