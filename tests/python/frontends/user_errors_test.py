@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
-from caesura.frontends import dynamo_backend  # noqa: E402
+from caesura.frontends import compile_step, dynamo_backend  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
 IS_2_14 = torch.__version__ >= "2.14"  # traces more of Python, and raises in place of some graph breaks
@@ -306,6 +306,10 @@ def _packs(m, x):
     return packed.data
 
 
+def _scales(m, x):
+    return m.layer(x) * 2
+
+
 def _breaks(m, x):
     torch._dynamo.graph_break()
     return m.layer(x)
@@ -354,6 +358,18 @@ def test_a_refusal_is_a_sentence_with_the_users_line(function, lines, told):
         assert why.startswith("  " + told) and why.endswith(f" (at {__file__}:{first + line} in {function.__name__})")
         assert quoted == "    " + source[first + line - 1].strip()
     assert refused.value.__cause__ is None and refused.value.__suppress_context__
+
+
+def test_an_error_that_nobody_foresaw_is_the_cause_of_the_refusal(monkeypatch):
+    def failing(*given):
+        raise KeyError("of the package")
+
+    monkeypatch.setattr(compile_step, "drop_meshes", failing)
+    net = Loss(Net(_scales))
+    step = caesura.compile_step(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused, match=rf"KeyError: 'of the package' \(at {__file__}:\d+ in ") as refused:
+        step(torch.ones(3, 4), True)
+    assert isinstance(refused.value.__cause__, KeyError)
 
 
 class Odd(tuple):

@@ -93,14 +93,24 @@ _READ_AS = {
                     "compute it outside of the module and hand it over",
     "aten._nested_tensor_from_tensor_list": "attention over jagged nested tensors: pad them by torch.nested.to_padded_tensor(), and "
                                             "mask the scores",
+    "internal overlap": "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
+
+
+def _known(text):
+    return next((told for sign, told in _READ_AS.items() if sign in text), None)
+
+
+def is_known(error) -> bool:
+    """True if an error of PyTorch's says what the forward does that no capture takes. Other errors nobody foresaw."""
+    return isinstance(error, (Unsupported, UserError, GuardOnDataDependentSymNode)) or _known(str(error)) is not None
 
 
 def why(error) -> str:
     """One line that says what Dynamo cannot trace."""
     text = str(error)
-    told = next((told for sign, told in _READ_AS.items() if sign in text), None)
+    told = _known(text)
     explained = re.search(f"^  {EXPLANATION}(.+?)^  ({HINT}|{CONTEXT})", text, re.MULTILINE | re.DOTALL)
     if told is None and explained is not None and getattr(error, "gb_type", None):
         context = re.search(f"^  {CONTEXT}(.+)$", text, re.MULTILINE)  # names the operator where nothing is explained

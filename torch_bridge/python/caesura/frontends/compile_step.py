@@ -22,7 +22,7 @@ from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOn
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
-from caesura.capture.frames import NotCaptured, is_users_error, no_capture, place_of, quietly, tracing, watch, why
+from caesura.capture.frames import NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
@@ -475,18 +475,17 @@ class CompiledStep(Suspendable, Ranked):
                 if is_users_error(error):
                     raise_as_eager(self, error, args, kwargs)
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
-                raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from None
+                cause = error if isinstance(error, InternalTorchDynamoError) else None
+                raise StepRefused(f"the step cannot be one program:\n  {why(error)} (at {place_of(error)})") from cause
             except BackendCompilerFailed as error:
                 inner = error.inner_exception
                 if isinstance(inner, FailsInEager):
                     raise RuntimeError(str(inner)) from None
                 if isinstance(inner, StepRefused):
-                    raise inner from None
-                overlaps = "internal overlap" in str(inner)
-                told = ("it writes to a tensor whose elements share memory, as those of unfold() do: clone it first" if overlaps
-                        else why(inner))
+                    raise inner from inner.__cause__
                 logging.getLogger("caesura").info("a capture failed", exc_info=True)
-                raise StepRefused(f"the step cannot be one program:\n  {told} (at {place_of(inner)})") from None
+                cause = None if is_known(inner) else inner
+                raise StepRefused(f"the step cannot be one program:\n  {why(inner)} (at {place_of(inner)})") from cause
 
 
 watch(CompiledStep._capture, runs_eager=False)

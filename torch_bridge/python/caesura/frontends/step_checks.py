@@ -35,4 +35,4 @@ def raise_as_eager(step, error, args, kwargs):
             for buffer, before in buffers:
                 buffer.copy_(before)
     raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
-                      f"(at {place_of(error)})") from None
+                      f"(at {place_of(error)})") from error

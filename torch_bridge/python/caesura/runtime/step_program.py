@@ -30,7 +30,7 @@ SEED = torch.empty((), dtype=torch.int64, device=CPU)
 
 class StepRefused(RuntimeError):
     """Raised if a step cannot be one program. The message names the reason and the line of your code; nothing has
-    changed.
+    changed. If an error within the capture ended it that neither you nor this package foresaw, that error is its __cause__.
 
     Example::
 
