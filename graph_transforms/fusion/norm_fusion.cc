@@ -97,6 +97,7 @@ class NormFuser {
     const auto& row = scale->type().shape;
     if (x == nullptr || !row || row->size() != 1 || !SameDim(row->front(), x->type().shape->back()))
       return false;
+    if (x->type().dtype == DType::kFloat64) return false;  // the op's epsilon is a float
     edit_.Replace(*product, {"RMSNormalization",
                              {x, scale},
                              graph_.ReleaseOutputs(product),

@@ -38,13 +38,14 @@ const std::vector<NormCase>& NormCases() {
 }
 
 std::unique_ptr<Session> SessionOf(const NormCase& c, const std::string& mean,
-                                   std::vector<std::string> disabled) {
+                                   std::vector<std::string> disabled,
+                                   const std::string& type = "float") {
   Model model =
-      ParseModelText(
-          "<ir_version: 10, opset_import: [\"\": 23]> g (float[2,3,16] x, float[16] w) => "
-          "(float[2,N,16] y) <float two = {2}, float tiny = {0.001}, int64[1] last = {-1}, "
-          "int64[3] column = {1, 1, 16}> {" +
-          mean + c.body + "}")
+      ParseModelText("<ir_version: 10, opset_import: [\"\": 23]> g (" + type + "[2,3,16] x, " +
+                     type + "[16] w) => (" + type + "[2,N,16] y) <" + type + " two = {2}, " + type +
+                     " tiny = {0.001}, int64[1] last = {-1}, "
+                     "int64[3] column = {1, 1, 16}> {" +
+                     mean + c.body + "}")
           .value();
   EXPECT_TRUE(InferShapes(model).ok());
   SessionOptions options;
@@ -103,6 +104,11 @@ TEST(NormFusionPass, AMeanOfAnotherProductStays) {
   const char* mean =
       "z = Exp (x) q = Mul (x, z) m = ReduceMean (q, last) v = Add (m, tiny) s = Sqrt (v) ";
   EXPECT_FALSE(Fused(*SessionOf(NormCases()[2], mean, {})));
+}
+
+// RMSNormalization would round 0.001 to a float.
+TEST(NormFusionPass, DoublesStay) {
+  EXPECT_FALSE(Fused(*SessionOf(NormCases()[0], kMean, {}, "double")));
 }
 
 }  // namespace
