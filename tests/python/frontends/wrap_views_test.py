@@ -136,6 +136,21 @@ def test_results_that_were_written_to_lie_as_in_eager(makes):
     assert seen(caesura.wrap(Makes())) == seen(Makes())
 
 
+def test_a_caller_may_write_to_a_transposed_result_beside_views():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x):
+            return x.t() * self.weight.t().t(), x[0]
+
+    module = caesura.wrap(Transposed())
+    y, _ = module(torch.ones(3, 4))
+    y.mul_(2).sum().backward()
+    assert not y.is_contiguous() and module.weight.grad.eq(2).all()
+
+
 def test_transposed_results_keep_their_layout_where_sizes_are_symbols():
     class Transposed(nn.Module):
         def forward(self, x):

@@ -14,7 +14,7 @@ from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_grad
                                       plain_forward, share_storage, unless_unlike, unnoticed, views_past_autograd, writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
-                                    inductor_config, set_grad_enabled, unset_fake_temporarily)
+                                    inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
 from caesura.capture.double_backward import differentiable_again
@@ -54,7 +54,7 @@ class _Captured:
 
     def compile_forward(self, module, example_inputs):
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
-        self.metadata = TracingContext.get().fw_metadata
+        self.metadata, whole = TracingContext.get().fw_metadata, []
         if not self.away:
             tokens = len(self.metadata.tokens)  # the first of the results
             first, last = tokens + len(self.metadata.mutated_inp_runtime_indices), tokens + self.metadata.num_forward
@@ -63,8 +63,9 @@ class _Captured:
             lay_results(module.graph, first, last, [like if is_own else None for like, is_own in zip(self.results, own)])
             (output,) = module.graph.find_nodes(op="output")
             module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
+            whole = [first + i for i, is_own in enumerate(own) if is_own]
         self.forward = self._program(module)
-        return _boxed(lambda: self.forward)
+        return _boxed(lambda: self.forward, whole)
 
     def compile_backward(self, module, example_inputs):
         module = module if self.away else in_pairs(module)
@@ -79,9 +80,14 @@ class _Captured:
             return GraphProgram(module, phase, sources, self.device)
 
 
-def _boxed(get_program):
+def _boxed(get_program, whole=()):
+    """whole: positions of results that are no views in eager. Ours may be views of dense tensors, in which autograd forbids writes."""
     def run(arguments):
-        return get_program().run(arguments)
+        results = get_program().run(arguments)
+        for i in whole:
+            if isinstance(results[i], torch.Tensor) and is_view(results[i]):
+                results[i] = results[i].data
+        return results
 
     return boxed(run)
 
