@@ -98,6 +98,24 @@ def test_autograd_switched_on_by_the_forward(run, compiler):
         assert any(expected[0]) == (mode is not torch.inference_mode)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_writes_of_a_graph_without_gradients_are_recorded_as_in_eager(recorded):
+    class Writes(torch.nn.Module):
+        def forward(self, first, last):
+            with torch.no_grad():
+                first[0] = 0.5
+            if recorded:
+                last.zero_()
+            return first, last
+
+    def gradients(module):
+        given = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+        sum(y.sum() for y in module(*(t * 2 for t in given))).backward()
+        return [t.grad for t in given]
+
+    torch.testing.assert_close(gradients(caesura.wrap(Writes())), gradients(Writes()))
+
+
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_global_hooks_are_called_once_by_a_graph_left_to_pytorch():
     module = Switching(some)

@@ -198,6 +198,14 @@ def unnoticed(call, positions):
     return run
 
 
+def unrecorded(call, positions):
+    """`call`, AOT autograd's of a graph without a backward, whose writes to the inputs at `positions` autograd does not record: they
+    are made under no_grad, and AOT autograd would repeat them with autograd on."""
+    def run(*values):
+        return call(*(value.detach() if i in positions else value for i, value in enumerate(values)))
+    return run
+
+
 def _storages(node) -> set:
     held = [t for t in tree_leaves(node.meta.get("example_value")) if isinstance(t, torch.Tensor)]
     return {storage_id(t) for t in held if t.layout == torch.strided and not is_functorch_wrapped_tensor(t)}

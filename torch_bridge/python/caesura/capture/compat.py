@@ -159,7 +159,8 @@ _FIELDS = {
         "num_forward", "num_graphsafe_rng_states", "num_intermediate_bases", "num_mutated_graph_handled_indices",
         "num_mutated_inp_runtime_indices", "num_opaque_objects_saved_for_bw", "num_outputs_aliased",
         "num_tensors_saved_with_no_vc_check", "output_info", "subclass_fw_graph_out_meta", "subclass_inp_meta", "tokens"),
-    "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data", "mutates_metadata", "requires_grad"),
+    "torch._functorch._aot_autograd.schemas.InputAliasInfo": (
+        "mutates_data", "mutates_metadata", "mutations_under_no_grad_or_inference_mode", "requires_grad"),
     "torch._functorch._aot_autograd.schemas.OutputAliasInfo": ("base_idx", "output_type", "requires_grad_for_backward"),
     "torch._dynamo.exc.TorchDynamoException": ("frame_exec_strategy",),
     "torch._dynamo.exc.Unsupported": ("gb_type", "logged", "real_stack"),

@@ -11,7 +11,8 @@ from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
 from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
-                                      plain_forward, share_storage, unless_unlike, unnoticed, views_past_autograd, writes_to_overlaps)
+                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_past_autograd,
+                                      writes_to_overlaps)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
@@ -86,7 +87,7 @@ def _boxed(get_program, whole=()):
         results = get_program().run(arguments)
         for i in whole:
             if isinstance(results[i], torch.Tensor) and is_view(results[i]):
-                results[i] = results[i].data
+                results[i] = results[i].detach()
         return results
 
     return boxed(run)
@@ -187,8 +188,11 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         compiled = of_reached(compiled, positions, rows)
         tensors = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
         partly = [i for i, row in zip(tensors, rows) if 0 in row]
-    elif hidden:
-        compiled = unnoticed(compiled, hidden)
+    else:
+        without = [i for i in captured.metadata.mutated_inp_runtime_indices
+                   if captured.metadata.input_info[i].mutations_under_no_grad_or_inference_mode]
+        compiled = unrecorded(compiled, without) if without else compiled
+        compiled = unnoticed(compiled, hidden) if hidden else compiled
     if records and captured.metadata.grad_enabled_mutation is None:
         compiled = recording(compiled)
     return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records, partly)
