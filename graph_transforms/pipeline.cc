@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "graph_transforms/order/collective_order.h"
+#include "graph_transforms/order/update_order.h"
+#include "graph_transforms/order/update_placement.h"
+#include "graph_transforms/precision/cast_grouping.h"
+#include "graph_transforms/precision/loss_cast.h"
+#include "graph_transforms/recompute.h"
+#include "core/plan/placement.h"
 #include "graph_transforms/pipeline.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/plan/subgraph_partition.h"
 #include "core/providers/cpu_provider.h"
@@ -117,6 +125,30 @@ PassList StepPasses(const ProviderList& providers, std::unordered_set<std::strin
   return passes;
 }
 
+PassList SessionStepPasses(const ProviderList& providers, const SessionStep& step) {
+  const std::unordered_set<std::string> changing(step.parameters.begin(), step.parameters.end());
+  PassList passes = StepPasses(providers, changing);
+  if (DevicesOf(providers).size() > 1) {
+    // Gradients of halves leave the loss as halves.
+    passes.push_back(MakeLossCastPass());
+    // One launch casts many parameters. Recomputation needs each cast where it is read.
+    if (!step.may_recompute) passes.push_back(MakeCastGroupingPass(changing));
+  }
+  // After all passes that move nodes, but for the one that leaves collectives in place.
+  if (step.exchanges) passes.push_back(MakeCollectiveOrderPass(step.early));
+  if (step.early) passes.push_back(MakeUpdateOrderPass(step.parameters));
+  // Updates run where their parameters are.
+  passes.push_back(MakeUpdatePlacementPass(step.parameters, providers));
+  return passes;
+}
+
+PassList CapturedPasses(const ProviderList& providers) {
+  PassList passes = StepPasses(providers);
+  // Last: it sees no readers through views.
+  passes.push_back(MakeYieldOrderPass());
+  return passes;
+}
+
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
   PassList passes;
   if (AllOnHost(providers)) return passes;
@@ -127,6 +159,25 @@ PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallb
   // Last: placement of the nodes as they will be planned.
   passes.push_back(MakeCpuFallbackPass(providers, std::move(fallback)));
   return passes;
+}
+
+const std::vector<std::string>& PassNames() {
+  static const auto* names = [] {
+    std::set<std::string> all = {MakeRecomputePass({}, {})->name(),
+                                 MakeSubgraphPartitionPass({})->name(),
+                                 MakeLossCastPass()->name(),
+                                 MakeCastGroupingPass({})->name(),
+                                 MakeFunctionInliningPass({})->name(),
+                                 MakeCpuFallbackPass({})->name()};  // where there are devices
+    for (const PassList& list :
+         {ForwardPasses(), PrecisionPasses(DType::kBFloat16), InferencePasses(),
+          SessionStepPasses({}, {.parameters = {}, .early = true, .exchanges = true}),
+          CapturedPasses({})}) {
+      for (const auto& pass : list) all.insert(pass->name());
+    }
+    return new std::vector<std::string>(all.begin(), all.end());
+  }();
+  return *names;
 }
 
 }  // namespace caesura

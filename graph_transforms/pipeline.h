@@ -5,6 +5,7 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "core/graph/pass.h"
 #include "graph_transforms/shapes/cpu_fallback.h"
@@ -32,6 +33,18 @@ PassList InferencePasses(const ProviderList& providers = {});
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses(const ProviderList& providers = {},
                     std::unordered_set<std::string> changing = {});
+
+// The same for a step of a training session; then its collectives and updates are put in place.
+struct SessionStep {
+  std::vector<std::string> parameters;  // initializers that steps change
+  bool early = false;          // CommitMode::kEagerConsume: updates come as soon as they may
+  bool exchanges = false;      // it has collectives
+  bool may_recompute = false;  // within a memory budget
+};
+PassList SessionStepPasses(const ProviderList& providers, const SessionStep& step);
+
+// The same for a graph that was captured with its backward: then yields hand inputs back early.
+PassList CapturedPasses(const ProviderList& providers);
 
 // For a graph that is about to be planned for these providers, after all other passes. Empty where
 // all of them are on the host.

@@ -95,12 +95,6 @@ class CollectiveWriter {
   AttributeMap gather_attributes_;
 };
 
-// Puts each node that starts a collective right after the last node that it needs, in the order of
-// their numbers, and each ReduceScatterWait in front of the start that follows it. With `early`
-// each CollectiveWait comes in front of the second start after its own.
-// To be run after all passes that move nodes, but for update_order, which leaves these in place.
-std::shared_ptr<Pass> MakeCollectiveOrderPass(bool early);
-
 }  // namespace caesura
 
 #endif  // CAESURA_TRAINING_GRADIENT_REDUCTION_H_

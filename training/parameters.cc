@@ -9,7 +9,6 @@
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/recompute.h"
 #include "core/gradient/training_mode.h"
-#include "training/update_order.h"
 
 namespace caesura {
 
@@ -47,14 +46,10 @@ Result<std::unique_ptr<Program>> OpenCaptured(Model model,
                                               const ProviderFallback::MakeProvider& make_cpu,
                                               int threads) {
   // Without schemas the values after such ops would have no shapes, and would not be fused.
-  const auto passes = [](const ProviderList& providers) {
-    PassList list = StepPasses(providers);
-    list.push_back(MakeYieldOrderPass());
-    return list;
-  };
   CpuFallbackOptions fallback_options;
   if (gpu != nullptr) fallback_options.device_inputs = InputsWithDims(*model.graph);
-  PreparedGraphOptions options{.passes = WithPlacement(passes, std::move(fallback_options))};
+  PreparedGraphOptions options{.passes =
+                                   WithPlacement(CapturedPasses, std::move(fallback_options))};
   options.plan.threads = threads;
   ProviderList providers;
   if (gpu != nullptr) {

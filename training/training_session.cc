@@ -10,17 +10,13 @@
 
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
-#include "core/plan/placement.h"
 #include "core/providers/tensor_copy.h"
 #include "graph_transforms/pipeline.h"
-#include "graph_transforms/precision/cast_grouping.h"
-#include "graph_transforms/precision/loss_cast.h"
 #include "core/gradient/training_mode.h"
 #include "training/gradient_reduction.h"
 
 #include "training/parameters.h"
-#include "training/update_order.h"
-#include "training/update_placement.h"
+#include "training/parameter_placement.h"
 
 namespace caesura {
 namespace {
@@ -172,20 +168,12 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   } else {
     ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
   }
-  const bool early = options_.step.commit == CommitMode::kEagerConsume;
-  const bool several = options_.step.bucket_bytes > 0;
-  const bool may_recompute = options_.memory_budget > 0;  // casts apart, each where it is read
-  const auto passes = [early, several, may_recompute,
-                       names = program.parameters](const ProviderList& providers) {
-    PassList list = StepPasses(providers, NameSet(names));
-    if (DevicesOf(providers).size() > 1) list.push_back(MakeLossCastPass());
-    if (DevicesOf(providers).size() > 1 && !may_recompute)
-      list.push_back(MakeCastGroupingPass(NameSet(names)));
-    if (several) list.push_back(MakeCollectiveOrderPass(early));
-    if (early) list.push_back(MakeUpdateOrderPass(names));
-    list.push_back(MakeUpdatePlacementPass(names, providers));
-    return list;
-  };
+  const auto passes =
+      [made = SessionStep{.parameters = program.parameters,
+                          .early = options_.step.commit == CommitMode::kEagerConsume,
+                          .exchanges = options_.step.bucket_bytes > 0,
+                          .may_recompute = options_.memory_budget > 0}](
+          const ProviderList& providers) { return SessionStepPasses(providers, made); };
   const auto report = std::make_shared<CpuFallbackReport>();
   const bool own = &step == &options_.step;
   PreparedGraphOptions options{

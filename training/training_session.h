@@ -59,7 +59,7 @@ struct TrainingOptions {
   // The model's initializers are trained where they are: steps write to them, and their owner may
   // write to them between calls. Without it the session trains copies.
   // Without it, and with a device's provider that has kernels for their updates, parameters and
-  // optimizer state live in the device's memory (update_placement.h).
+  // optimizer state live in the device's memory (parameter_placement.h).
   bool share_parameters = false;
   // Names of inputs that will be fed on the device of the first provider; others come on the host.
   // Ops on integers among them stay on the device (graph_transforms/shapes/cpu_fallback.h).

@@ -8,7 +8,7 @@
 #include "core/base/status_macros.h"
 #include "core/providers/tensor_copy.h"
 #include "training/training_session.h"
-#include "training/update_placement.h"
+#include "training/parameter_placement.h"
 
 namespace caesura {
 namespace {

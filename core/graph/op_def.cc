@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/graph/op_def.h"
 
+#include <algorithm>
 #include <iterator>
 #include <string_view>
 #include <unordered_map>
@@ -37,6 +38,15 @@ const OpDef* FindOwnOp(const Node& node) {
   const OpDef* found =
       own == nullptr ? nullptr : own->Find(node.op_type(), node.domain(), node.since_version());
   return found != nullptr ? found : FindOwnOp(node.op_type(), node.domain());
+}
+
+std::vector<int> DifferentiableInputs(const Node& yield) {
+  const auto without = yield.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
+  std::vector<int> out;
+  for (int i = 0; i < static_cast<int>(yield.inputs().size()); ++i) {
+    if (std::find(without.begin(), without.end(), i) == without.end()) out.push_back(i);
+  }
+  return out;
 }
 
 Status OpDefSet::Add(OpDef op) {

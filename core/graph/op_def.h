@@ -127,6 +127,9 @@ const OpDef* FindOwnOp(const Node& node);
 // True for ai.caesura.YieldOp, where a run hands values out and waits.
 inline bool IsYield(const Node& node) { return node.Is("YieldOp", kCaesuraDomain); }
 
+// The inputs of a YieldOp whose gradients are its outputs, in order.
+std::vector<int> DifferentiableInputs(const Node& yield);
+
 // The ops that a session is given: known to its graphs and to no other. Thread safety: const access
 // from many threads.
 class OpDefSet {

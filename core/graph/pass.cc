@@ -12,34 +12,6 @@
 
 namespace caesura {
 
-const std::vector<std::string>& PassNames() {
-  static const auto* names = new std::vector<std::string>{"attention_fusion",
-                                                          "cast_grouping",
-                                                          "cast_propagation",
-                                                          "common_subexpression",
-                                                          "constant_nodes",
-                                                          "cpu_fallback",
-                                                          "dead_node_elimination",
-                                                          "expand_sinking",
-                                                          "function_inlining",
-                                                          "loss_cast",
-                                                          "matmul_epilogue",
-                                                          "mixed_precision",
-                                                          "movement_elimination",
-                                                          "norm_fusion",
-                                                          "recompute",
-                                                          "redundant_nodes",
-                                                          "row_fusion",
-                                                          "shape_inference",
-                                                          "shape_simplification",
-                                                          "split_sequences",
-                                                          "split_slices",
-                                                          "subgraph_partition",
-                                                          "update_order",
-                                                          "weight_packing"};
-  return *names;
-}
-
 Result<std::vector<PassRecord>> RunPasses(const PassList& passes, Model& model,
                                           const std::vector<std::string>& disabled) {
   std::vector<std::string> off = env::DisabledPasses(), known = PassNames();

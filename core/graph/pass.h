@@ -36,7 +36,7 @@ struct PassRecord {
 
 // The names of caesura's passes: those that options may switch off in any session, whatever its own
 // list is.
-const std::vector<std::string>& PassNames();
+const std::vector<std::string>& PassNames();  // graph_transforms/pipeline.cc
 
 // Runs the passes in order, skipping those in `disabled` and in CAESURA_DISABLE_PASSES. Fails with
 // kInvalidArgument on names there that no pass has, in the list or in PassNames(). After each pass

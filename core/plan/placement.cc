@@ -21,16 +21,6 @@ bool HandlesHostObjects(const Node& node) {
          std::any_of(node.outputs().begin(), node.outputs().end(), IsHostObject);
 }
 
-// The inputs of a YieldOp whose gradients are its outputs, in order.
-std::vector<int> DifferentiableInputs(const Node& yield) {
-  const auto without = yield.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
-  std::vector<int> out;
-  for (int i = 0; i < static_cast<int>(yield.inputs().size()); ++i) {
-    if (std::find(without.begin(), without.end(), i) == without.end()) out.push_back(i);
-  }
-  return out;
-}
-
 }  // namespace
 
 bool RunsBodies(const Node& node) { return node.Is("If") || node.Is("Loop") || node.Is("Scan"); }

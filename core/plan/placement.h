@@ -3,7 +3,7 @@
 // goes to the provider that it is pinned to (Node::provider), otherwise to the first one that has a
 // kernel for it; strings, sequences, maps and optionals stay on the host, and so do optimizer
 // nodes that are pinned to no device: who pins them has seen that the parameters live there
-// (training/update_placement.h). A value is on the device of the node that makes it, or on the
+// (training/parameter_placement.h). A value is on the device of the node that makes it, or on the
 // host where the kernel's definition says so (KernelDef::host_outputs); graph inputs are where the
 // caller says, initializers on the host.
 //

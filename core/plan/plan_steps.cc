@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "core/graph/op_def.h"
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_creation.h"
 #include "core/plan/plan_phases.h"
@@ -122,24 +123,16 @@ void AddResumeValue(PlanDraft& plan, Yield& yield, uint32_t id, int of) {
   plan.values[id].known = given.known;
 }
 
-// Hands out the inputs, and returns those that a gradient comes back for.
-std::vector<int> AddYieldOutputs(PlanDraft& plan, NodeDraft& draft, Yield& yield) {
+void AddYieldOutputs(PlanDraft& plan, NodeDraft& draft, Yield& yield) {
   const Node& node = *draft.node;
   const auto names = node.Attr<std::vector<std::string>>("names", {});
-  const auto no_gradient = node.Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
-  std::vector<int> differentiable;
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     const Value* input = node.inputs()[i];
     const uint32_t id = ValueId(plan, input);
     draft.inputs.push_back(id);
     const std::string name = i < names.size() ? names[i] : input != nullptr ? input->name() : "";
     yield.outputs.push_back({id, false, name, static_cast<uint8_t>(DeviceOf(plan, id))});
-    if (std::find(no_gradient.begin(), no_gradient.end(), static_cast<int64_t>(i)) ==
-        no_gradient.end()) {
-      differentiable.push_back(static_cast<int>(i));
-    }
   }
-  return differentiable;
 }
 
 }  // namespace
@@ -152,7 +145,8 @@ Status AddYield(PlanDraft& plan, const Node& node, int position) {
                   static_cast<int>(node.inputs().size())};
   Yield yield;
   yield.step = static_cast<int>(plan.data.steps.size());
-  const std::vector<int> differentiable = AddYieldOutputs(plan, draft, yield);
+  AddYieldOutputs(plan, draft, yield);
+  const std::vector<int> differentiable = DifferentiableInputs(node);
   if (node.outputs().size() > differentiable.size()) {
     return InvalidModel(node.Label() + " has " + std::to_string(node.outputs().size()) +
                         " outputs, but only " + std::to_string(differentiable.size()) +

@@ -40,7 +40,7 @@
 #include "graph_transforms/simplify/split_sequences.h"
 #include "graph_transforms/simplify/split_slices.h"
 #include "training/split_module.h"
-#include "training/update_order.h"
+#include "graph_transforms/order/update_order.h"
 
 namespace caesura {
 namespace {
@@ -460,7 +460,8 @@ TEST(EveryPassTable, HoldsThePipeline) {
   for (const PassCase& c : PassCases()) known.insert(c.pass->name());
   // The passes above; subgraph_partition pins what it makes (tests/core/plugin).
   std::set<std::string> all = known;
-  all.insert({"recompute", "update_order", "cpu_fallback", "subgraph_partition"});
+  all.insert({"recompute", "update_order", "yield_order", "collective_order", "update_placement",
+              "cpu_fallback", "subgraph_partition"});
   EXPECT_EQ(all, std::set<std::string>(PassNames().begin(), PassNames().end()));
   const ProviderList cpu = {MakeCpuProvider()};
   for (const PassList& list :

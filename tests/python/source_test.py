@@ -114,7 +114,7 @@ def test_comments_have_subjects():
     assert len(words) <= 4, "\n".join(words)
 
 
-# Public headers without a test source of their name, and where their promises are tested.
+# Public headers and passes without a test source of their name, and where their promises are tested.
 TESTED_ELSEWHERE = {
     "core/base/status_macros.h": "tests/core/base/status_test.cc",
     "core/cuda/cuda_options.h": "tests/core/providers/cuda/cuda_provider_test.cc",
@@ -131,6 +131,8 @@ TESTED_ELSEWHERE = {
     "core/plugin/caesura_provider.h": "tests/core/plugin/test_provider.c",
     "core/providers/cpu_provider.h": "tests/core/session/session_test.cc",
     "core/providers/execution_provider.h": "tests/core/providers/counting_provider_test.cc",
+    "graph_transforms/order/collective_order.cc": "tests/training/gradient_reduction_test.cc",
+    "graph_transforms/order/update_placement.cc": "tests/training/parameter_placement_test.cc",
     "torch_bridge/c10d_communicator.h": "tests/torch_bridge/rank_checks.cc",  # for ranks in tests/python/ranks
     "torch_bridge/torch_stream.h": "tests/torch_bridge/cuda_torch_module_test.cc",
     "training/parameter_shard.h": "tests/training/training_session_shards_test.cc",
@@ -146,7 +148,7 @@ def test_tests_are_found_by_name():
     for path in sources():
         folder, _, name = path.rpartition("/")
         if name.endswith(".cc") and not path.startswith("tests/") and ": public Pass {" in (ROOT / path).read_text():
-            wanted[path] = [f"tests/{folder}/{name[:-3]}_test.cc"]
+            wanted[path] = [TESTED_ELSEWHERE.get(path, f"tests/{folder}/{name[:-3]}_test.cc")]
         if folder.startswith("core/ops/") and name.endswith(".cc") and not name.startswith(("ops", "cuda_")):
             family = folder.rpartition("/")[2]
             wanted[folder] = [f"tests/core/ops/{family}_test.cc", f"tests/core/ops/gradients/{family}_grad_test.cc",

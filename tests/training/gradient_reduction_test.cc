@@ -9,6 +9,7 @@
 #include "core/graph/graph_check.h"
 #include "core/onnx/graph_text.h"
 #include "core/onnx/inference/shape_inference.h"
+#include "graph_transforms/order/collective_order.h"
 
 namespace caesura {
 namespace {

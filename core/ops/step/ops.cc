@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of the parts of a training step (core/graph/op_def.h), and their gradient rules.
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <utility>
@@ -57,22 +58,13 @@ namespace {
 // A value that is handed out comes back as a gradient of its type; of its shape only where
 // `full_shape_outputs` says so, or where the values themselves come back (`identity`).
 Status InferYield(Graph&, Node* node) {
-  const auto fixed = node->Attr<std::vector<int64_t>>("non_differentiable_outputs", {});
   const auto full = node->Attr<std::vector<int64_t>>("full_shape_outputs", {});
-  auto lists = [](const std::vector<int64_t>& indices, int64_t i) {
-    for (int64_t index : indices) {
-      if (index == i) return true;
-    }
-    return false;
-  };
-  size_t k = 0;
-  for (size_t i = 0; i < node->inputs().size(); ++i) {
-    if (lists(fixed, static_cast<int64_t>(i))) continue;
-    if (k >= node->outputs().size()) break;
-    Value* output = node->outputs()[k++];
+  const std::vector<int> of = DifferentiableInputs(*node);
+  for (size_t k = 0; k < std::min(of.size(), node->outputs().size()); ++k) {
+    Value* output = node->outputs()[k];
     if (output == nullptr || output->type().is_tensor()) continue;
-    ValueType type = node->inputs()[i]->type();
-    if (!lists(full, static_cast<int64_t>(i))) type.shape.reset();
+    ValueType type = node->inputs()[of[k]]->type();
+    if (std::find(full.begin(), full.end(), of[k]) == full.end()) type.shape.reset();
     output->set_type(std::move(type));
   }
   return {};

@@ -2,7 +2,7 @@
 // Parameters, optimizer state and updates on a device: the bits of the CPU, no copies but of feeds
 // and results, and whole steps whatever fails. The device is the counting one, with the CPU's
 // kernels.
-#include "training/update_placement.h"
+#include "training/parameter_placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

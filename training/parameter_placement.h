@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters and their updates on a device: where all nodes that update a parameter have kernels
-// there, the parameter lives in the device's memory, and no step copies it.
-#ifndef CAESURA_TRAINING_UPDATE_PLACEMENT_H_
-#define CAESURA_TRAINING_UPDATE_PLACEMENT_H_
+// Parameters on a device: where all nodes that update a parameter have kernels there, it lives in
+// the device's memory, and no step copies it (graph_transforms/order/update_placement.h).
+#ifndef CAESURA_TRAINING_PARAMETER_PLACEMENT_H_
+#define CAESURA_TRAINING_PARAMETER_PLACEMENT_H_
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/execute/parameter_set.h"
-#include "core/graph/pass.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura {
@@ -22,15 +21,9 @@ struct StepProgram;  // step_program.h
 // them all, all stay, with a warning. Those that are on a device already stay there.
 void PlaceParameters(const StepProgram& program, const ProviderList& providers);
 
-// Pins optimizer nodes (Node::set_provider) to the device that holds the parameters they read. All
-// others stay on the host: those of parameters on the host, and those without a kernel. Nodes that
-// are pinned already stay where they are. Does nothing where no parameter is on a device.
-std::shared_ptr<Pass> MakeUpdatePlacementPass(std::vector<std::string> parameters,
-                                              ProviderList providers);
-
 // Brings the tensors that are on a device to the host. All or none.
 Status BringToHost(ParameterSet* parameters, const ProviderList& providers);
 
 }  // namespace caesura
 
-#endif  // CAESURA_TRAINING_UPDATE_PLACEMENT_H_
+#endif  // CAESURA_TRAINING_PARAMETER_PLACEMENT_H_

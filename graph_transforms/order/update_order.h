@@ -11,8 +11,8 @@
 //     goes right in front of the first reader, where what it reads takes fewer bytes than what it
 //     makes, or as many and it alone reads them.
 // Sizes that types do not tell leave the nodes of the last two kinds where they are.
-#ifndef CAESURA_TRAINING_UPDATE_ORDER_H_
-#define CAESURA_TRAINING_UPDATE_ORDER_H_
+#ifndef CAESURA_GRAPH_TRANSFORMS_ORDER_UPDATE_ORDER_H_
+#define CAESURA_GRAPH_TRANSFORMS_ORDER_UPDATE_ORDER_H_
 
 #include <memory>
 #include <string>
@@ -34,4 +34,4 @@ std::shared_ptr<Pass> MakeYieldOrderPass();
 
 }  // namespace caesura
 
-#endif  // CAESURA_TRAINING_UPDATE_ORDER_H_
+#endif  // CAESURA_GRAPH_TRANSFORMS_ORDER_UPDATE_ORDER_H_

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/update_order.h"
+#include "graph_transforms/order/update_order.h"
 
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "training/node_order.h"
+#include "graph_transforms/order/node_order.h"
 
 namespace caesura {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/update_placement.h"
+#include "training/parameter_placement.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -10,20 +10,11 @@
 #include "core/plan/device_constants.h"
 #include "core/providers/tensor_copy.h"
 
+#include "graph_transforms/order/update_placement.h"
 #include "training/step_program.h"
 
 namespace caesura {
 namespace {
-
-// The device provider that is asked first to run the node; null where that is the host's.
-const ExecutionProvider* DeviceFor(const Node& node, const ProviderList& providers) {
-  const auto first = std::find_if(providers.begin(), providers.end(), [&](const auto& provider) {
-    const bool may = node.provider().empty() || node.provider() == provider->name();
-    return may && !provider->kernels().Find(node).empty();
-  });
-  const bool on_device = first != providers.end() && !(*first)->device().is_host();
-  return on_device ? first->get() : nullptr;
-}
 
 // The provider in whose memory parameter `i` of the program belongs; null: the host's.
 const ExecutionProvider* HomeOf(const StepProgram& program, int i, const ProviderList& providers) {
@@ -40,45 +31,6 @@ const ExecutionProvider* HomeOf(const StepProgram& program, int i, const Provide
   }
   return home;
 }
-
-class UpdatePlacement : public Pass {
- public:
-  UpdatePlacement(std::vector<std::string> parameters, ProviderList providers)
-      : names_(std::move(parameters)), providers_(std::move(providers)) {}
-  const char* name() const override { return "update_placement"; }
-
-  Result<bool> Run(Model& model) override {
-    Graph& graph = *model.graph;
-    std::unordered_set<const Value*> parameters;
-    bool any = false;
-    for (const std::string& name : names_) {
-      const Value* value = graph.FindValue(name);
-      const Tensor* tensor = graph.Initializer(value);
-      if (tensor == nullptr) continue;
-      parameters.insert(value);
-      any |= !tensor->device().is_host();
-    }
-    bool changed = false;
-    for (const auto& node : graph.nodes()) {
-      if (!any || node->phase() != Phase::kOptimizer || !node->provider().empty()) continue;
-      const ExecutionProvider* provider = DeviceFor(*node, providers_);
-      const bool elsewhere =
-          provider != nullptr &&
-          std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* input) {
-            return parameters.count(input) > 0 &&
-                   graph.Initializer(input)->device() != provider->device();
-          });
-      if (provider == nullptr || elsewhere) continue;
-      node->set_provider(provider->name());
-      changed = true;
-    }
-    return changed;
-  }
-
- private:
-  const std::vector<std::string> names_;
-  const ProviderList providers_;
-};
 
 }  // namespace
 
@@ -98,11 +50,6 @@ void PlaceParameters(const StepProgram& program, const ProviderList& providers) 
     moved.emplace_back(value, *std::move(there));
   }
   for (auto& [value, tensor] : moved) program.graph->SetInitializer(value, std::move(tensor));
-}
-
-std::shared_ptr<Pass> MakeUpdatePlacementPass(std::vector<std::string> parameters,
-                                              ProviderList providers) {
-  return std::make_shared<UpdatePlacement>(std::move(parameters), std::move(providers));
 }
 
 Status BringToHost(ParameterSet* parameters, const ProviderList& providers) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/node_order.h"
+#include "graph_transforms/order/node_order.h"
 
 #include <algorithm>
 #include <cassert>
@@ -7,6 +7,13 @@
 #include <vector>
 
 namespace caesura {
+
+std::unordered_map<const Node*, int> Positions(const Graph& graph) {
+  std::unordered_map<const Node*, int> positions;
+  for (const auto& node : graph.nodes())
+    positions.emplace(node.get(), static_cast<int>(positions.size()));
+  return positions;
+}
 
 bool SortNodes(Graph& graph, const std::unordered_map<const Node*, int>& keys) {
   std::vector<std::pair<int, const Node*>> keyed;

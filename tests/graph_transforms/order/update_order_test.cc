@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/update_order.h"
+#include "graph_transforms/order/update_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
