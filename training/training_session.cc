@@ -105,8 +105,8 @@ Status TrainingSession::MakePrograms() {
     parts.accumulation_steps = 0;
     parts.logical_shards = 0;
     parts.mean_over = MeanOver::kBatches;
-    ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true));
-    ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false));
+    ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true, /*in_parts=*/true));
+    ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false, /*in_parts=*/true));
   }
   RETURN_IF_ERROR(MakeEvaluation(model));
   stale_ = false;
@@ -143,10 +143,10 @@ std::span<double> TrainingSession::coefficients() {
 
 Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
                                                            const StepOptions& step,
-                                                           bool with_update) {
+                                                           bool with_update, bool in_parts) {
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, with_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
-  if (&step != &options_.step) {
+  if (in_parts) {
     if (parts_parameters_.size() == 0) {
       ShareParameters(parameters_, parameters_.size(), program.graph.get());
       if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
@@ -175,10 +175,9 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
                           .may_recompute = options_.memory_budget > 0}](
           const ProviderList& providers) { return SessionStepPasses(providers, made); };
   const auto report = std::make_shared<CpuFallbackReport>();
-  const bool own = &step == &options_.step;
   PreparedGraphOptions options{
       .parameters = program.parameters,
-      .parameter_set = own ? &parameters_ : &parts_parameters_,
+      .parameter_set = in_parts ? &parts_parameters_ : &parameters_,
       .ops = ops_,
       .passes = WithPlacement(passes, {.device_inputs = options_.device_inputs, .report = report}),
       .disabled_passes = options_.disabled_passes,

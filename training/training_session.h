@@ -305,9 +305,9 @@ class TrainingSession {
   // From original_; once more where frozen values have changed.
   Status MakePrograms();
   Status Refresh() { return stale_ ? MakePrograms() : Status(); }
-  // `step`: options_.step, or for kRetryInParts options of its own.
+  // in_parts: for kRetryInParts, with options and sums of gradients of its own.
   Result<std::unique_ptr<Program>> MakeStep(const Model& model, const StepOptions& step,
-                                            bool with_update);
+                                            bool with_update, bool in_parts = false);
   Status MakeEvaluation(const Model& model);
   Status FillCoefficients();
   // The learning rate that the next update goes by: the first group's, where the session is fed it.
