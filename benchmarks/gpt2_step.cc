@@ -27,7 +27,7 @@
 #include "core/profile/profiler.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace {
 

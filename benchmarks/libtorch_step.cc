@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/onnx/graph_text.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace {
 

@@ -27,8 +27,8 @@
 #include "core/runtime/subgraph.h"
 #include "graph_transforms/pipeline.h"
 #include "core/gradient/yield_insertion.h"
-#include "training/parameters.h"
-#include "training/step_program.h"
+#include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 namespace {

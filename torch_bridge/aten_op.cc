@@ -10,7 +10,7 @@
 #include "core/base/status_macros.h"
 #include "core/graph/aten_domain.h"
 #include "torch_bridge/aten_call.h"
-#include "torch_bridge/torch_kernel.h"
+#include "torch_bridge/provider/torch_kernel.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace caesura::torch {

@@ -15,7 +15,7 @@
 #include "torch_bridge/checked.h"
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/parameters.h"
+#include "training/step/parameters.h"
 
 namespace caesura::torch {
 namespace {

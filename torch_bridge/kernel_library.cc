@@ -10,7 +10,7 @@
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/c10d_communicator.h"
 #include "torch_bridge/captured_call.h"
-#include "torch_bridge/torch_provider.h"
+#include "torch_bridge/provider/torch_provider.h"
 #include "torch_bridge/torch_stream.h"
 
 namespace {

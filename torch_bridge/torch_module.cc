@@ -15,8 +15,8 @@
 #include "torch_bridge/torch_stream.h"
 #include "torch_bridge/torch_tensor.h"
 #include "core/gradient/training_mode.h"
-#include "training/parameters.h"
-#include "training/step_program.h"
+#include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura::torch {
 namespace {

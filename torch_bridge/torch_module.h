@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
-#include "training/split_module.h"
-#include "training/training_session.h"
+#include "training/session/split_module.h"
+#include "training/session/training_session.h"
 
 namespace caesura::torch {
 

@@ -3,9 +3,9 @@
 // goes to the provider that it is pinned to (Node::provider), otherwise to the first one that has a
 // kernel for it; strings, sequences, maps and optionals stay on the host, and so do optimizer
 // nodes that are pinned to no device: who pins them has seen that the parameters live there
-// (training/parameter_placement.h). A value is on the device of the node that makes it, or on the
-// host where the kernel's definition says so (KernelDef::host_outputs); graph inputs are where the
-// caller says, initializers on the host.
+// (training/step/parameter_placement.h). A value is on the device of the node that makes it, or on
+// the host where the kernel's definition says so (KernelDef::host_outputs); graph inputs are where
+// the caller says, initializers on the host.
 //
 // If and Loop run on the host and hand values on to their bodies wherever they are. What they give
 // back is on a device as soon as one of its makers is: a branch, a loop's start or one of its

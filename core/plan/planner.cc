@@ -6,7 +6,7 @@
 #include "core/base/status_macros.h"
 #include "core/plan/execution_plan.h"
 #include "core/plan/function_expansion.h"
-#include "core/plan/plan_phases.h"
+#include "core/plan/phases/plan_phases.h"
 
 namespace caesura {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/kernels/kernel_creation.h"
 #include "core/plan/execution_plan.h"
 #include "core/plan/node_error.h"
-#include "core/plan/plan_phases.h"
+#include "core/plan/phases/plan_phases.h"
 
 namespace caesura {
 

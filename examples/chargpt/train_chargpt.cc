@@ -14,8 +14,8 @@
 #include "core/onnx/model_reader.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
-#include "training/progress_bar.h"
-#include "training/training_session.h"
+#include "training/files/progress_bar.h"
+#include "training/session/training_session.h"
 
 using namespace caesura;
 

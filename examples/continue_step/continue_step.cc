@@ -7,8 +7,8 @@
 #include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
-#include "training/exported_step.h"
-#include "training/progress_bar.h"
+#include "training/session/exported_step.h"
+#include "training/files/progress_bar.h"
 
 using namespace caesura;
 

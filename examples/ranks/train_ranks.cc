@@ -11,7 +11,7 @@
 #include "core/files/npy.h"
 #include "training/data/dataset.h"
 #include "training/data/sampler.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 using namespace caesura;
 

@@ -8,7 +8,7 @@
 #include "core/onnx/graph_text.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 using namespace caesura;
 

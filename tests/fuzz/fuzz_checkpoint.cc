@@ -6,7 +6,7 @@
 #include "core/files/safetensors.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/safetensors_mutator.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 namespace caesura::fuzz {
 namespace {

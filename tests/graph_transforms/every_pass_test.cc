@@ -39,7 +39,7 @@
 #include "graph_transforms/simplify/redundant_nodes.h"
 #include "graph_transforms/simplify/split_sequences.h"
 #include "graph_transforms/simplify/split_slices.h"
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 #include "graph_transforms/order/update_order.h"
 
 namespace caesura {

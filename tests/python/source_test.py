@@ -122,7 +122,7 @@ TESTED_ELSEWHERE = {
     "core/execute/execution_observer.h": "tests/core/profile/observers_test.cc",
     "core/graph/gradient_hook.h": "tests/training/custom_op_training_test.cc",
     "core/kernels/kernel.h": "tests/core/kernels/kernel_registry_test.cc",
-    "core/ops/collectives": "tests/training/gradient_reduction_test.cc",
+    "core/ops/collectives": "tests/training/step/gradient_reduction_test.cc",
     "core/plan/plan_data.h": "tests/core/plan/execution_plan_test.cc",
     "core/plan/plan_options.h": "tests/core/plan/execution_plan_test.cc",
     "core/plugin/caesura_op.h": "tests/core/plugin/test_ops.c",  # a plug-in, which plugin_op_test.cc loads
@@ -131,11 +131,11 @@ TESTED_ELSEWHERE = {
     "core/plugin/caesura_provider.h": "tests/core/plugin/test_provider.c",
     "core/providers/cpu_provider.h": "tests/core/session/session_test.cc",
     "core/providers/execution_provider.h": "tests/core/providers/counting_provider_test.cc",
-    "graph_transforms/order/collective_order.cc": "tests/training/gradient_reduction_test.cc",
-    "graph_transforms/order/update_placement.cc": "tests/training/parameter_placement_test.cc",
+    "graph_transforms/order/collective_order.cc": "tests/training/step/gradient_reduction_test.cc",
+    "graph_transforms/order/update_placement.cc": "tests/training/step/parameter_placement_test.cc",
     "torch_bridge/c10d_communicator.h": "tests/torch_bridge/rank_checks.cc",  # for ranks in tests/python/ranks
     "torch_bridge/torch_stream.h": "tests/torch_bridge/cuda_torch_module_test.cc",
-    "training/parameter_shard.h": "tests/training/training_session_shards_test.cc",
+    "training/step/parameter_shard.h": "tests/training/session/training_session_shards_test.cc",
 }
 
 
@@ -163,8 +163,8 @@ CHECKED_IN = {
     ("core/kernels/walks/strided_copy.h", "Run"): ("core/kernels/walks/strided_copy.cc", "RunTyped"),
     ("core/onnx/model_writer.h", "WriteModel"): ("core/onnx/tensor_proto.cc", "TensorToFileBytes"),
     ("core/providers/write_gate.h", "OpenGate"): ("core/cuda/cuda_device.cc", "OpenGate"),
-    ("training/gradient_reduction.h", "Buckets"): ("training/gradient_reduction.cc", "BytesOf"),
-    ("training/checkpoint.h", "SaveCheckpoint"): ("core/files/safetensors.cc", "WriteSafetensors"),
+    ("training/step/gradient_reduction.h", "Buckets"): ("training/step/gradient_reduction.cc", "BytesOf"),
+    ("training/files/checkpoint.h", "SaveCheckpoint"): ("core/files/safetensors.cc", "WriteSafetensors"),
     ("torch_bridge/kernel_library.h", "TorchProviderFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchProvider"),
     ("torch_bridge/kernel_library.h", "TorchCommunicatorFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchCommunicator"),
     ("torch_bridge/kernel_library.h", "TorchStreamFunction"): ("torch_bridge/kernel_library.cc", "CaesuraTorchStream"),

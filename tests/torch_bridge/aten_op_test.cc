@@ -14,7 +14,7 @@
 #include "core/session/session.h"
 #include "torch_bridge/kernel_library.h"
 #include "torch_bridge/torch_tensor.h"
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 
 // Operators of a user's own.
 TORCH_LIBRARY(caesura_test, library) {

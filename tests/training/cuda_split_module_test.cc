@@ -11,7 +11,7 @@
 #include "core/tensor/dlpack.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
 #include "tests/training/real_step.h"
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 
 namespace caesura::testing {
 namespace {

@@ -7,8 +7,8 @@
 #include "core/graph/gradient_hook.h"
 #include "core/onnx/graph_text.h"
 #include "tests/test_paths.h"
-#include "training/split_module.h"
-#include "training/training_session.h"
+#include "training/session/split_module.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {

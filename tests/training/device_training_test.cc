@@ -6,8 +6,8 @@
 #include "core/onnx/graph_text.h"
 #include "core/providers/counting_provider.h"
 #include "tests/temporary_folder.h"
-#include "training/split_module.h"
-#include "training/training_session.h"
+#include "training/session/split_module.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {

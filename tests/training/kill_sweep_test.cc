@@ -18,7 +18,7 @@
 
 #include "tests/temporary_folder.h"
 #include "tests/test_paths.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 extern char** environ;
 

@@ -9,8 +9,8 @@
 #include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"
 #include "tests/test_paths.h"
-#include "training/split_module.h"
-#include "training/training_session.h"
+#include "training/session/split_module.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {

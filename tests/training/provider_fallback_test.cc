@@ -12,7 +12,7 @@
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 
 namespace caesura::testing {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace caesura::testing {
 

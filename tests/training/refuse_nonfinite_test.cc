@@ -8,7 +8,7 @@
 
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 namespace caesura::testing {
 namespace {

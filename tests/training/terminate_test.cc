@@ -8,7 +8,7 @@
 #include <future>
 
 #include "core/onnx/graph_text.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {

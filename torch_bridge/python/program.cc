@@ -11,7 +11,7 @@
 #include "core/providers/cuda/nccl_communicator.h"
 #include "core/runtime/subgraph.h"
 #include "torch_bridge/python/bindings.h"
-#include "training/parameters.h"
+#include "training/step/parameters.h"
 
 namespace nb = nanobind;
 

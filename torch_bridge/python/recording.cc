@@ -4,7 +4,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "torch_bridge/python/bindings.h"
-#include "training/event_file.h"
+#include "training/files/event_file.h"
 #include "training/report/report.h"
 
 namespace nb = nanobind;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 
 #include "torch_bridge/python/provider_fallback.h"
 

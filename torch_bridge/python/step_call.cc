@@ -11,7 +11,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "torch_bridge/python/watch.h"
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace nb = nanobind;
 

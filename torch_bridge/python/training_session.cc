@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
-#include "training/exported_step.h"
-#include "training/parameters.h"
+#include "training/session/exported_step.h"
+#include "training/step/parameters.h"
 #include "training/report/report.h"
-#include "training/suspend_on_signals.h"
+#include "training/session/suspend_on_signals.h"
 
 namespace nb = nanobind;
 

@@ -20,12 +20,12 @@
 #include "core/files/file_system.h"
 #include "core/onnx/model_reader.h"
 #include "training/command/command.h"
-#include "training/command/made_step.h"
+#include "training/command/train/made_step.h"
 #include "training/command/tensor_files.h"
-#include "training/command/train_options.h"
-#include "training/command/trained_model.h"
-#include "training/exported_step.h"
-#include "training/progress_bar.h"
+#include "training/command/train/train_options.h"
+#include "training/command/train/trained_model.h"
+#include "training/session/exported_step.h"
+#include "training/files/progress_bar.h"
 
 namespace caesura::command {
 namespace {

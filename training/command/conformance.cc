@@ -23,7 +23,7 @@
 #include "training/command/isolated.h"
 #include "training/command/provider_choice.h"
 #include "training/command/value_compare.h"
-#include "training/progress_bar.h"
+#include "training/files/progress_bar.h"
 
 namespace caesura::command {
 

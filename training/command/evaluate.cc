@@ -10,13 +10,13 @@
 
 #include "core/base/status_macros.h"
 #include "training/command/command.h"
-#include "training/command/metric.h"
-#include "training/command/train_data.h"
-#include "training/command/train_options.h"
-#include "training/command/trained_model.h"
+#include "training/command/train/metric.h"
+#include "training/command/train/train_data.h"
+#include "training/command/train/train_options.h"
+#include "training/command/train/trained_model.h"
 #include "training/data/sampler.h"
-#include "training/exported_step.h"
-#include "training/progress_bar.h"
+#include "training/session/exported_step.h"
+#include "training/files/progress_bar.h"
 
 namespace caesura::command {
 namespace {

@@ -22,8 +22,8 @@
 #include "graph_transforms/pipeline.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
-#include "training/command/train_options.h"
-#include "training/exported_step.h"
+#include "training/command/train/train_options.h"
+#include "training/session/exported_step.h"
 #include "core/gradient/gradient_builder.h"
 #include "core/gradient/gradient_rules.h"
 

@@ -10,11 +10,11 @@
 #include "core/base/status_macros.h"
 #include "training/command/command.h"
 #include "training/command/tensor_files.h"
-#include "training/command/train_data.h"
-#include "training/command/train_options.h"
-#include "training/command/trained_model.h"
+#include "training/command/train/train_data.h"
+#include "training/command/train/train_options.h"
+#include "training/command/train/trained_model.h"
 #include "training/data/sampler.h"
-#include "training/progress_bar.h"
+#include "training/files/progress_bar.h"
 
 namespace caesura::command {
 namespace {

@@ -14,8 +14,8 @@
 #include "core/profile/value_watch.h"
 #include "training/command/command.h"
 #include "training/command/isolated.h"
-#include "training/command/train_options.h"
-#include "training/exported_step.h"
+#include "training/command/train/train_options.h"
+#include "training/session/exported_step.h"
 
 namespace caesura::command {
 namespace {

@@ -8,9 +8,9 @@
 #include "core/base/status_macros.h"
 #include "core/onnx/model_reader.h"
 #include "training/command/command.h"
-#include "training/command/made_step.h"
-#include "training/command/trained_model.h"
-#include "training/exported_step.h"
+#include "training/command/train/made_step.h"
+#include "training/command/train/trained_model.h"
+#include "training/session/exported_step.h"
 #include "training/report/report.h"
 
 namespace caesura::command {

@@ -20,8 +20,8 @@
 
 #include "core/profile/run_recorder.h"
 #include "graph_transforms/shapes/cpu_fallback.h"
-#include "training/training_curves.h"
-#include "training/training_session.h"
+#include "training/files/training_curves.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 

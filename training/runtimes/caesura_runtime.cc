@@ -14,7 +14,7 @@
 #include "core/plugin/plugin_library.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
-#include "training/split_module.h"
+#include "training/session/split_module.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include "core/graph/graph_check.h"
 #include "core/onnx/graph_text.h"
 
-#include "training/training_session.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {

@@ -18,7 +18,7 @@ _METADATA = "caesura.step"
 def export_step(path, step: CompiledStep, /, *args, **kwargs) -> None:
     """Writes a compiled step into a folder: model.onnx and state.safetensors.
 
-    A C++ program (training/exported_step.h), `caesura train` or open_step() goes on with it; nothing in the folder
+    A C++ program (training/session/exported_step.h), `caesura train` or open_step() goes on with it; nothing in the folder
     needs PyTorch. The model's inputs have the names of the forward's parameters, and "target" for what the loss
     function compares with; its output is "loss". An existing step in the folder is replaced, the model first.
 

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+// TrainingSession: a model in, a trained model out.
+//
+//   using namespace caesura;
+//   TrainingOptions options;
+//   options.step.loss = Loss::CrossEntropy("labels");
+//   options.step.optimizer = AdamW{.learning_rate = 1e-3};
+//   auto session = TrainingSession::Create(ReadModel("net.onnx").value(), options).value();
+//   for (const auto& [images, labels] : batches) {
+//     float loss = session->Step({{"images", images}, {"labels", labels}}).value();
+//   }
+//   session->ExportModel("trained.onnx");
+#ifndef CAESURA_TRAINING_SESSION_TRAINING_SESSION_H_
+#define CAESURA_TRAINING_SESSION_TRAINING_SESSION_H_
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "core/distributed/communicator.h"
+#include "core/runtime/program.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
+#include "training/files/checkpoint.h"
+#include "training/session/failure_policy.h"
+#include "training/optimizer/lr_schedule.h"
+#include "training/step/step_program.h"
+#include "training/files/training_curves.h"
+
+namespace caesura {
+
+class RunCollectives;  // core/distributed/run_collectives.h
+
+// The options of a TrainingSession: the step, its schedule, its providers and the answers to
+// failures. Create copies them; a change afterwards has no effect.
+struct TrainingOptions {
+  StepOptions step;
+  LrSchedule schedule;     // times the optimizer's learning rate
+  ProviderList providers;  // empty: the CPU provider
+  bool fallback =
+      true;  // whether a failing provider is replaced; see TrainingSession::DisableFallback
+  FailurePolicy failures = {};
+  // Each step keeps what it overwrites until it has ended: then any step that fails, or is given
+  // up, has changed nothing. Costs memory for a copy of the parameters and optimizer state, and the
+  // time to write it. CommitMode::kLate needs it only for steps that are given up among their
+  // updates.
+  bool undo = false;
+  int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
+  uint64_t seed = 0;  // of dropout and other random ops
+  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not
+  // fit is computed again in the backward; a step whose least is above the budget fails, saying so.
+  size_t memory_budget = 0;
+  // The model's initializers are trained where they are: steps write to them, and their owner may
+  // write to them between calls. Without it the session trains copies.
+  // Without it, and with a device's provider that has kernels for their updates, parameters and
+  // optimizer state live in the device's memory (parameter_placement.h).
+  bool share_parameters = false;
+  // Names of inputs that will be fed on the device of the first provider; others come on the host.
+  // Ops on integers among them stay on the device (graph_transforms/shapes/cpu_fallback.h).
+  std::unordered_set<std::string> device_inputs = {};
+  std::vector<std::string> disabled_passes;
+  CustomOps custom_ops;
+  // The ranks that train together; null: this process trains by itself. Each rank is given its own
+  // part of a batch: an update goes by the mean gradient of all ranks, which have the same
+  // parameters from Create on (those of rank 0). Random ops draw other numbers on each rank.
+  std::shared_ptr<Communicator> communicator;
+  // A rank waits for the others of a step so long; then it fails with kRankFailure. Nothing: the
+  // communicator's own time-out.
+  std::optional<std::chrono::milliseconds> rank_timeout;
+  // False: the parameters are those of rank 0 already, and other ranks may not make this session.
+  bool join_ranks = true;
+  // Gradients are summed over the ranks in buckets that are closed at this many bytes (1 or more,
+  // the same on all ranks), each while the backward goes on.
+  int64_t bucket_bytes = int64_t{4} << 20;
+  // The way in which several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it
+  // on each. 1: each has the state of its own part of every bucket only, updates that part of the
+  // parameters, and gives it to the others. Losses and parameters are those of 0.
+  // 2: with accumulation each also accumulates its own parts of the gradients only, which all
+  // micro-steps exchange.
+  int shard = 0;
+  // Ordered sums (docs/guides/step_ranks.md): the batch of an update is divided into so many
+  // logical shards, each of them the feeds of one Step. Rank r of N takes the shards
+  // [r, r + 1) * logical_shards / N, one after the other; the last one updates. Losses of updates,
+  // parameters and random numbers then have the same bits at any N, for the same number of threads
+  // and feeds of the same shapes. logical_shards / N is a whole number, and a power of two where
+  // N > 1; accumulation_steps stays 1. 0: sums have any order.
+  int logical_shards = 0;
+};
+
+// Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
+struct RankMemory {
+  size_t parameters = 0;  // and running statistics
+  size_t gradients = 0;   // with the buckets under way, and accumulated ones
+  size_t optimizer_state = 0;
+  size_t total() const { return parameters + gradients + optimizer_state; }
+};
+
+// The result of Evaluate.
+struct Evaluation {
+  double loss = 0;
+  std::vector<RuntimeValue> outputs;  // the model's, in its order
+};
+
+// Trains one model, whose parameters and optimizer state it owns.
+//
+// Thread safety: one thread at a time. Several sessions are independent of each other.
+class TrainingSession {
+ public:
+  // Trains `model`, whose initializers become the session's parameters. Fails listing all nodes
+  // that have no gradient or no kernel.
+  static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
+
+  // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps
+  // of them, one update. Returns the loss before the update.
+  //
+  // A step that fails has changed nothing: parameters, optimizer state, statistics, random numbers.
+  // CommitMode::kLate writes last; what it writes while a step may still fail is undone then
+  // (undo_log.h). CommitMode::kEagerConsume needs TrainingOptions::undo for that. Without it the
+  // error says that the step is lost and which parameters it has written, and further steps fail
+  // until a Restore. Where a provider other than the CPU's has failed the step is done again on the
+  // default providers; TrainingOptions::failures has answers to other failures.
+  //
+  // With a scaled loss an update whose gradients are not finite does not happen (updates() stays);
+  // it fails when no scale is small enough.
+  //
+  // With other ranks: all of them make the same calls. The loss of a step that updates is the mean
+  // over the ranks; with logical_shards it is the mean of all shards, on one rank, too. A step that
+  // fails with kRankFailure, or only on this rank, has changed nothing here, and ends the
+  // communicator: the others' step fails likewise. A step that is lost, as above, is lost for all
+  // ranks: all Restore the last checkpoint. A suspension is agreed: after the step in which a rank
+  // is asked to suspend, Step fails with kSuspended on all ranks before it begins.
+  Result<double> Step(const NamedValues& feeds, std::vector<ExecutionObserver*> observers = {});
+  // If accumulation_steps is 0: a micro-step that only accumulates its gradients. The next Step
+  // updates with the mean gradient of these micro-steps and its own. Returns the loss; fails where
+  // accumulation_steps is not 0.
+  Result<double> Accumulate(const NamedValues& feeds,
+                            std::vector<ExecutionObserver*> observers = {});
+
+  // The failures so far, and what TrainingOptions::failures did about it.
+  const FailureCounts& failures() const { return failures_; }
+  // The parameters that a lost step has written to, by name; empty: no step is lost.
+  const std::vector<std::string>& InconsistentParameters() const { return inconsistent_; }
+
+  // --- a step that waits in its middle ---
+  // From any thread and from signal handlers: true suspends the step that runs now, and each one
+  // from here on, before its next node. Step, Accumulate or ResumeStep then fails with kSuspended,
+  // and the step waits: nothing is lost. False: steps run again.
+  void set_suspend(bool suspend) {
+    *suspend_ = suspend;
+    if (!suspend) ranks_suspend_ = false;
+  }
+  bool suspend() const { return *suspend_; }
+  // The flag itself. Sessions that share one are suspended together; a step that waits already goes
+  // by the flag that it was begun with.
+  const std::shared_ptr<std::atomic<bool>>& suspend_flag() const { return suspend_; }
+  void ShareSuspendFlag(std::shared_ptr<std::atomic<bool>> flag) { suspend_ = std::move(flag); }
+  // Suspends steps likewise from this time on; nothing: no more. With other ranks the deadline of
+  // one suspends all, and each of them is told that steps run again: that one by nothing here, the
+  // others by set_suspend(false).
+  void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
+    if (deadline_ && !deadline && !*suspend_) ranks_suspend_ = false;
+    deadline_ = deadline;
+  }
+  // Suspends the next step, or the rest of the one that waits, before step `i` of its plan
+  // (StepPlan).
+  void SuspendAt(int i) { suspend_at_ = i; }
+  // A step waits. No other one begins and no parameter is set before ResumeStep or DropStep. Save
+  // writes the step too, and Restore takes it up, in another process if need be: there ResumeStep
+  // ends it with the same bits, unless threads or providers are others (StepDifferences).
+  bool suspended() const { return waiting_.run != nullptr; }
+  // Goes on with the step that waits, to its end: returns what Step would have returned. A failure
+  // is its caller's, whatever TrainingOptions::failures says: the batch is no more there.
+  Result<double> ResumeStep(std::vector<ExecutionObserver*> observers = {});
+  // Gives up the step that waits. Fails, as a step does that fails in the middle of its updates,
+  // where it has begun to write to parameters.
+  Status DropStep();
+  // The ways in which the step that waits may round otherwise than in the session that began it;
+  // empty: not.
+  const std::vector<std::string>& StepDifferences() const { return waiting_.differences; }
+
+  // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes. Fails
+  // with kSuspended, as Predict does, where it is suspended (set_suspend): call it again then.
+  Result<Evaluation> Evaluate(const NamedValues& feeds);
+  // Forward in evaluation mode; the feeds are the model's inputs alone.
+  Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
+
+  // Micro-steps since the last update.
+  int64_t accumulated() const;
+  // Updates done so far, and the learning rate of the next one.
+  int64_t updates() const { return updates_; }
+  double learning_rate() const;
+  // The mean loss of the micro-steps of the last update, done or skipped.
+  double update_loss() const { return update_loss_; }
+  // The scale of the loss: 1 but for StepOptions::precision float16.
+  double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
+  // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
+  // group and a last one for the parameters of none. They start as the optimizers' own.
+  std::span<double> coefficients();
+  // From here on the base learning rate, in place of the optimizer's; also of the step that waits,
+  // as far as it has not updated parameters yet.
+  void set_learning_rate(double rate);
+
+  // Trained parameters, then running statistics, by the model's names.
+  std::vector<std::string> ParameterNames() const;
+  // The model's other floating initializers: frozen, or without a gradient.
+  std::vector<std::string> FrozenNames() const;
+  // A view that the next step changes, or a copy of what is on a device; for other initializers of
+  // the model the value that the steps read. Fails with kNotFound. Optimizer state is there too
+  // ("optimizer.exp_avg.NAME").
+  Result<Tensor> Parameter(const std::string& name) const;
+  // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the
+  // model: then the programs are made again before the next run, since what followed from the old
+  // value may be in them.
+  Status SetParameter(const std::string& name, const Tensor& value);
+  // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape):
+  // steps write to it, and its owner may write to it between calls. Models that were exported or
+  // cloned before keep what they had. Where the session has its parameters on a device, all of them
+  // come to the host.
+  Status BindParameter(const std::string& name, Tensor value);
+  // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say
+  // when the next update is due, and count the random streams.
+  void SetPosition(int64_t updates, int64_t micro_steps) {
+    updates_ = updates;
+    micro_steps_ = micro_steps;
+  }
+  // From any thread: true ends the step, evaluation or prediction that runs now, and each one from
+  // here on, with kCancelled, which changes nothing; but not a step that has begun to update
+  // parameters. False: calls run again.
+  void set_terminate(bool terminate) { *terminate_ = terminate; }
+  bool terminate() const { return *terminate_; }
+  // The next step's random ops draw by this seed, however many steps came before; later ones
+  // by the session's own. A step that fails, or is given up, leaves the seed to the next one.
+  void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
+  // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
+  const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
+  // Gradients of the last step, in the order of the trained parameters. None without
+  // StepOptions::keep_gradients.
+  const std::vector<RuntimeValue>& gradients() const { return gradients_; }
+
+  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
+  const std::vector<ParameterShard>& shards() const { return shards_; }
+  // The memory that this rank keeps is known before the first step. Activations are not among it.
+  RankMemory MemoryOfRank() const;
+
+  // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
+  // random counters, and the step that waits; see training/files/checkpoint.h for what a crash
+  // leaves behind. `properties` are the caller's own (a sampler's position). Where state is sharded
+  // all ranks call it, rank 0 gets all parts and writes the file, and all learn whether it is
+  // there. Such a checkpoint is that of an unsharded session: any number of ranks restores it.
+  Status Save(const std::string& path,
+              std::map<std::string, Checkpoint::Property> properties = {}) const;
+  // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
+  // not. Where memory or a device fails while parameters are written, all of them count as
+  // inconsistent: no step begins before a Restore that succeeds. Returns the caller's properties.
+  // Frozen parameters take what the checkpoint has for them, and the model's own values where it
+  // has none.
+  Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
+
+  // The model with its trained parameters and statistics, as it came in but in evaluation mode.
+  // With `outputs` (names of the model's outputs) it has these in this order, and neither nodes nor
+  // inputs that only the others need.
+  Result<Model> TrainedModel(const std::vector<std::string>& outputs = {}) const;
+  Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
+
+  // Losses and learning rates of the updates since the session was made or restored. Of an update
+  // with several micro-steps the mean of their losses.
+  const TrainingCurves& curves() const { return curves_; }
+
+  // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a
+  // step.
+  Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds);
+  // The program of an updating step, for reports.
+  const Graph& step_graph() const { return update_->graph(); }
+  // The parts of it that went to the host for the sake of shapes, if there is a device
+  // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
+  const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
+
+  // Goes on with these ranks, after a rank was lost or with others; null: by itself. All of them
+  // call it. They take the parameters, optimizer state and position of the one that has done the
+  // most updates (the first of these): where some have done the step in which a rank was lost, all
+  // have. Then the session is as good as new. Accumulation begins anew. Fails with
+  // kInvalidArgument, on all ranks, where the ranks' programs differ or no rank has whole
+  // parameters. Sharded state goes with its rank: only the same ranks go on, where each has done
+  // the same updates. Otherwise this fails, and a new session has to Restore the last checkpoint.
+  Status Regroup(std::shared_ptr<Communicator> communicator);
+  // The number of ranks that train together.
+  int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
+  const Communicator* communicator() const { return options_.communicator.get(); }
+
+  // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
+  void DisableFallback() { fallback_->set_enabled(false); }
+  void EnableFallback() { fallback_->set_enabled(true); }
+  std::vector<std::string> providers() const { return fallback_->provider_names(); }
+  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+
+ private:
+  TrainingSession() = default;
+  Status Prepare(Model model);
+  // From original_; once more where frozen values have changed.
+  Status MakePrograms();
+  Status Refresh() { return stale_ ? MakePrograms() : Status(); }
+  // in_parts: for kRetryInParts, with options and sums of gradients of its own.
+  Result<std::unique_ptr<Program>> MakeStep(const Model& model, const StepOptions& step,
+                                            bool with_update, bool in_parts = false);
+  Status MakeEvaluation(const Model& model);
+  Status FillCoefficients();
+  // The learning rate that the next update goes by: the first group's, where the session is fed it.
+  double AppliedRate();
+  // Inputs of the programs that are not the model's, as they are in the next step, which
+  // `accumulated` others of its update have come before.
+  const NamedValues& ProgramFeeds(int64_t accumulated);
+  Result<double> RunStep(bool updates, const NamedValues& feeds,
+                         std::vector<ExecutionObserver*> observers);
+  // Settles the session when a run of a step is over, or waits.
+  Result<double> EndRun(bool updates, RunResult result);
+  static double ScalarOf(const Tensor& tensor);
+  std::string DescribeLoss() const;
+  std::string WayBack() const;
+  Undo UndoOfSteps() const;
+  // training_session_failures.cc
+  Status BringParametersToHost(const ProviderList& providers);
+  struct StepRequest {
+    bool updates;
+    const NamedValues& feeds;
+    RunRequest run;
+  };
+  Status CheckFailurePolicy() const;
+  // Ends a step, done again if need be; `result`: of its first run.
+  Result<double> AnswerFailure(const StepRequest& request, RunResult result);
+  RunResult RunAgain(const StepRequest& request, const Status& cause);
+  RunResult RunInParts(const StepRequest& request, const Status& cause);
+  Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
+  Status UpdateLossScale(bool gradients_finite);
+  // --- training_session_ranks.cc ---
+  // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
+  // of feeds may differ.
+  uint64_t RankFingerprint() const;
+  // Decides the number of micro-steps of an update from TrainingOptions::logical_shards; refuses
+  // options under which sums would depend on the number of ranks.
+  Status DivideLogicalShards();
+  bool ordered() const { return options_.logical_shards > 0; }
+  // The counter of the random streams of this rank's next step.
+  int64_t RandomStep() const;
+  // Decides where the programs' collectives run: in the memory that the communicator exchanges.
+  Status PlaceCollectives();
+  // Refuses ranks with other programs, then takes the parameters, state and position of the rank
+  // that has done the most updates.
+  Status JoinRanks();
+  Status TakeParameters(int root);
+  // True for a parameter of StepOptions::rank_parts and for its state.
+  bool IsRankPart(int parameter) const;
+  // The tensor itself or a copy, in memory that the communicator exchanges.
+  Result<Tensor> OnExchangedDevice(const Tensor& tensor) const;
+  std::shared_ptr<const ExecutionProvider> ProviderOn(Device device) const;  // null: none
+  std::chrono::milliseconds RankTimeout() const {
+    return options_.rank_timeout.value_or(options_.communicator->timeout());
+  }
+  // --- training_session_shards.cc ---
+  bool sharded() const { return !shards_.empty(); }
+  // True for the sum of gradients of the micro-steps so far.
+  bool IsAccumulator(int parameter) const {
+    return parameters_.name(parameter).rfind("accumulator.", 0) == 0;
+  }
+  // Entries of parameters_ that are whole on each rank; those after them are parts of state.
+  int WholeParameters() const;
+  Status CheckShardOption() const;
+  // Fails where a rank lacks its part of the state of the same update. `updates`: by rank.
+  Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
+  // True if accumulated gradients are divided, too.
+  bool shards_accumulators() const {
+    return sharded() && options_.shard == 2 && options_.step.accumulation_steps != 1;
+  }
+  // Gathers the state of all ranks, then writes the file on rank 0; all return what became of it.
+  Status SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const;
+  // Lists the tensors that the checkpoint lacks for this rank's parts, a line each.
+  std::string StateMisfits(const Checkpoint& checkpoint) const;
+  // REQUIRES: no misfits.
+  void TakeState(const Checkpoint& checkpoint);
+  Status StateIsSharded(const std::string& name) const;  // where `name` is a state of a parameter
+  // Gives a run of a step what it needs among them.
+  Status BeginAmongRanks(RunOptions* run);
+  // Ends the communicator where a failed run leaves the other ranks waiting.
+  void LeaveRanks(const RunResult& result);
+  RunOptions MakeRun(uint64_t step);
+
+  TrainingOptions options_;
+  std::shared_ptr<ProviderFallback> fallback_;
+  Model original_;  // as it came, for export; with the frozen values that were set
+  std::vector<std::string> trainable_;
+  std::map<std::string, Tensor>
+      replaced_;        // the model's own values of the frozen parameters that were set
+  bool stale_ = false;  // the programs hold other frozen values than original_
+  std::shared_ptr<OpBinding> ops_;
+  ParameterSet parameters_;
+  std::vector<std::string> names_;      // of the ParameterSet, in order
+  std::vector<ParameterShard> shards_;  // of update_; empty: each rank has all state
+  int state_rank_ = -1;                 // the one whose parts of state these are
+  int trained_ = 0, statistics_ = 0;
+  std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
+  CpuFallbackReport cpu_fallback_;  // of update_
+  std::vector<RuntimeValue> kept_outputs_, gradients_;
+  NamedValues program_feeds_;  // scalars whose values each step sets
+  GradScaler scaler_;
+  const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
+  std::optional<std::chrono::steady_clock::time_point> deadline_;
+  int suspend_at_ = INT_MAX;
+  std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
+  std::atomic<bool> ranks_suspend_ = false;      // a rank was asked to suspend
+  struct WaitingStep {
+    std::unique_ptr<SuspendedRun> run;  // null: no step waits
+    bool updates = false;
+    std::vector<std::string> differences;
+    std::optional<uint64_t> seed = std::nullopt;  // of DrawNextBy
+  };
+  WaitingStep waiting_;
+  double learning_rate_ = 0;
+  int64_t updates_ = 0;
+  int64_t micro_steps_ = 0;  // of this rank since the session began (RandomStep)
+  std::optional<uint64_t> next_seed_;
+  TrainingCurves curves_;
+  double update_loss_ = 0;
+  double loss_sum_ = 0;  // of the micro-steps since the last update
+  int64_t losses_ = 0;
+  int64_t accumulated_ =
+      0;  // micro-steps since the last update, where the caller decides when to update
+  bool bound_ = false;                    // some parameters are the caller's own
+  bool parameters_inconsistent_ = false;  // a step has written to some and then failed
+  std::vector<std::string> inconsistent_;
+  FailureCounts failures_;
+  std::unique_ptr<Program> parts_update_, parts_accumulate_;  // of kRetryInParts, or null
+  ParameterSet parts_parameters_;  // of these: those of parameters_, and sums of gradients
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_SESSION_TRAINING_SESSION_H_

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The answers of a training session to steps that fail (failure_policy.h).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "core/base/status_macros.h"
+#include "core/providers/tensor_copy.h"
+#include "training/session/training_session.h"
+#include "training/step/parameter_placement.h"
+
+namespace caesura {
+namespace {
+
+// Rows of the batch: the elements [part, part + 1) * count / parts along axis 0.
+Tensor RowsOf(const Tensor& tensor, int part, int parts) {
+  std::vector<int64_t> dims(tensor.shape().begin(), tensor.shape().end());
+  dims[0] /= parts;
+  const Shape shape(dims);
+  const size_t bytes = tensor.bytes() / static_cast<size_t>(parts);
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(tensor.raw()) -
+                                            static_cast<const char*>(tensor.buffer()->data()));
+  return Tensor(tensor.dtype(), shape, tensor.buffer(), offset + static_cast<size_t>(part) * bytes);
+}
+
+bool IsSplit(const Value& input) {
+  const auto& shape = input.type().shape;
+  return !IsProgramInput(input.name()) && shape && !shape->empty() && !shape->front().known();
+}
+
+// The feeds of each part.
+Result<std::vector<NamedValues>> Split(const Graph& graph, const NamedValues& feeds, int parts) {
+  std::vector<NamedValues> out(static_cast<size_t>(parts), feeds);
+  int64_t rows = -1;
+  for (const Value* input : graph.inputs()) {
+    const auto feed = feeds.find(input->name());
+    if (!IsSplit(*input) || feed == feeds.end() || !feed->second.is_tensor()) continue;
+    const Tensor& tensor = feed->second.tensor();
+    const int64_t own = tensor.shape().rank() > 0 ? tensor.shape()[0] : 0;
+    if (own % parts != 0 || own == 0 || (rows >= 0 && own != rows) || !tensor.device().is_host()) {
+      return Unsupported("'" + input->name() + "' is " + feed->second.Describe() +
+                         ", which cannot be split into " + std::to_string(parts) +
+                         " equal parts of one batch");
+    }
+    rows = own;
+    for (int part = 0; part < parts; ++part)
+      out[static_cast<size_t>(part)][input->name()] = RowsOf(tensor, part, parts);
+  }
+  if (rows < 0) return Unsupported("no input of the model has a first dimension that may change");
+  return out;
+}
+
+}  // namespace
+
+Status FailurePolicy::Check() const {
+  if (retries < 1)
+    return InvalidArgument("retries: expected 1 or more, got " + std::to_string(retries));
+  if (parts < 2) return InvalidArgument("parts: expected 2 or more, got " + std::to_string(parts));
+  return {};
+}
+
+Result<OnFailure> OnFailureByName(const std::string& name) {
+  const std::map<std::string, OnFailure> names = {
+      {"stop", OnFailure::kStop},
+      {"skip", OnFailure::kSkip},
+      {"retry", OnFailure::kRetry},
+      {"retry-on-defaults", OnFailure::kRetryOnDefaults},
+      {"retry-in-parts", OnFailure::kRetryInParts}};
+  const auto found = names.find(name);
+  if (found != names.end()) return found->second;
+  return InvalidArgument("on_failure '" + name +
+                         "' is none of stop, skip, retry, retry-on-defaults, retry-in-parts");
+}
+
+double TrainingSession::ScalarOf(const Tensor& tensor) {
+  double value = 0;
+  DispatchNumeric(tensor.dtype(), [&](auto tag) {
+    value = static_cast<double>(*tensor.data<typename decltype(tag)::type>());
+  });
+  return value;
+}
+
+Undo TrainingSession::UndoOfSteps() const {
+  if (options_.undo) return Undo::kAlways;
+  return options_.step.commit == CommitMode::kLate ? Undo::kAtRisk : Undo::kForRetry;
+}
+
+// The calls that go on after a lost step.
+std::string TrainingSession::WayBack() const {
+  if (ranks() == 1) return "Restore a checkpoint first";
+  const bool needs_all = sharded() || options_.step.commit == CommitMode::kEagerConsume;
+  return needs_all ? "Restore the last checkpoint on all ranks"
+                   : "Regroup, or Restore a checkpoint first";
+}
+
+// "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "; among ranks with
+// the way back.
+std::string TrainingSession::DescribeLoss() const {
+  if (inconsistent_.empty()) return "the step is lost here, other ranks may have done it: ";
+  constexpr size_t kNamed = 3;
+  std::string names;
+  for (size_t i = 0; i < std::min(inconsistent_.size(), kNamed); ++i)
+    names += (i == 0 ? "'" : ", '") + inconsistent_[i] + "'";
+  if (inconsistent_.size() > kNamed)
+    names += " and " + std::to_string(inconsistent_.size() - kNamed) + " more";
+  const std::string advice = ranks() > 1 ? "; " + WayBack() : "";
+  return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
+}
+
+Status TrainingSession::CheckFailurePolicy() const {
+  RETURN_IF_ERROR(options_.failures.Check());
+  if (options_.failures.action != OnFailure::kStop && options_.communicator != nullptr) {
+    return InvalidArgument(
+        "failures: with other ranks a failed step stops; all ranks would have to do it again");
+  }
+  if (options_.failures.action != OnFailure::kRetryInParts) return {};
+  const StepOptions& step = options_.step;
+  if (step.accumulation_steps != 1 || step.scales_loss() || step.keep_gradients ||
+      !step.keep_outputs.empty()) {
+    return InvalidArgument(
+        "retry in parts: expected accumulation_steps 1, no float16, and no gradients or outputs "
+        "that are kept");
+  }
+  return {};
+}
+
+Result<double> TrainingSession::AnswerFailure(const StepRequest& request, RunResult result) {
+  const FailurePolicy& policy = options_.failures;
+  for (int attempt = 0;; ++attempt) {
+    const StatusCode code = result.status.code();
+    const bool has_failed =
+        !result.status.ok() && code != StatusCode::kSuspended && code != StatusCode::kCancelled;
+    if (!has_failed || (attempt == 0 && result.refused_feeds())) break;
+    ++failures_.failed;
+    failures_.last = result.status.ToString();
+    if (result.left_parameters_changed() || policy.action == OnFailure::kStop) break;
+    if (policy.action == OnFailure::kSkip) {
+      ++failures_.skipped;
+      return std::numeric_limits<double>::quiet_NaN();
+    }
+    if (attempt == policy.retries) break;
+    ++failures_.retried;
+    result = RunAgain(request, result.status);
+    if (result.status.ok()) ++failures_.saved;
+  }
+  return EndRun(request.updates, std::move(result));
+}
+
+Status TrainingSession::BringParametersToHost(const ProviderList& providers) {
+  RETURN_IF_ERROR(BringToHost(&parameters_, providers));
+  return BringToHost(&parts_parameters_, providers);
+}
+
+RunResult TrainingSession::RunAgain(const StepRequest& request, const Status& cause) try {
+  Program& program = request.updates ? *update_ : *accumulate_;
+  if (options_.failures.action == OnFailure::kRetryInParts) return RunInParts(request, cause);
+  if (options_.failures.action == OnFailure::kRetryOnDefaults) {
+    const Status switched = program.FallBack(cause, request.run.feeds);
+    if (!switched.ok()) return {.status = switched};
+  }
+  return program.Run(request.run);
+} catch (const std::bad_alloc&) {
+  return {.status = OutOfMemory("memory ran out while a step was done again")};
+}
+
+// Only the last part updates. What the others write are sums of gradients, which nothing reads
+// before a first part has reset them, and running statistics, which are put back.
+RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& cause) {
+  const int parts = options_.failures.parts;
+  auto split = Split(update_->graph(), request.feeds, parts);
+  if (!split.ok()) return {.status = cause.WithPrefix(split.status().message() + "; ")};
+  for (int i = 0; i < parts_parameters_.size(); ++i) {  // their owners may have bound others
+    const int own = parameters_.Find(parts_parameters_.name(i));
+    if (own >= 0) parts_parameters_.Replace(i, parameters_.tensor(own));
+  }
+  std::vector<Tensor> statistics;
+  for (int i = trained_; i < trained_ + statistics_; ++i) {
+    auto copy = HostCopyOf(parameters_.tensor(i), fallback_->providers());
+    if (!copy.ok()) return {.status = copy.status()};
+    statistics.push_back(*std::move(copy));
+  }
+  RunResult result;
+  double loss = 0;
+  for (int part = 0; part < parts && result.status.ok(); ++part) {
+    Program& program = part + 1 < parts ? *parts_accumulate_ : *parts_update_;
+    auto bound = BindFeeds(program.graph(), (*split)[static_cast<size_t>(part)], FeedCheck::kDType,
+                           ProgramFeeds(part));
+    if (!bound.ok()) {
+      result.status = bound.status();
+      break;
+    }
+    RunRequest run = request.run;
+    run.feeds = *std::move(bound);
+    run.options.parameters = &parts_parameters_;
+    run.options.seed = run.options.seed.value_or(0) + static_cast<uint64_t>(part);
+    run.options.suspend = nullptr;  // a retry is not suspended
+    run.options.deadline = std::nullopt;
+    result = program.Run(std::move(run));
+    if (result.status.ok()) loss += ScalarOf(result.values.front().tensor()) / parts;
+  }
+  if (result.status.ok()) {
+    result.values = {Tensor::Scalar<double>(loss)};
+    return result;
+  }
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    const Tensor& own = parameters_.tensor(trained_ + static_cast<int>(i));
+    if (!CopyElements(statistics[i], own, fallback_->providers()).ok())
+      result.parameters = {ParameterState::kInconsistent, {names_[trained_ + i]}};
+  }
+  parameters_.TouchAll();
+  if (result.parameters.state == ParameterState::kCommitted) result.parameters = {};
+  return result;
+}
+
+}  // namespace caesura
