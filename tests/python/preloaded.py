@@ -4,9 +4,9 @@ again and again. For processes of tests, and for servers that fork such processe
 
 import gc
 
-import torch._dynamo
-import torch._functorch.aot_autograd
-import torch._inductor.scheduler
+import torch._dynamo  # noqa: F401
+import torch._functorch.aot_autograd  # noqa: F401
+import torch._inductor.scheduler  # noqa: F401
 import torch.distributed.tensor  # noqa: F401
 
 import caesura  # noqa: F401
