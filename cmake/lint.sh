@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks the sources: the layout of C, C++ and CUDA (clang-format), faults in Python (ruff) and the types of the public package
-# (mypy). `cmake/setup.sh --style` installs the three; mypy needs a build, which has the types of the extension.
+# Checks the sources: the layout of C, C++ and CUDA (clang-format), faults in Python (ruff), the imports between the parts of
+# the package (import-linter) and the types of its public parts (mypy). `cmake/setup.sh --style` installs the four; mypy needs a
+# build, which has the types of the extension.
 #
 #   cmake/lint.sh          checks
 #   cmake/lint.sh --fix    also applies clang-format, and mends what ruff can mend
@@ -24,5 +25,6 @@ layout=(--dry-run -Werror)
 [[ ${1:-} != --fix ]] || layout=(-i)
 git ls-files -z '*.c' '*.cc' '*.cuh' '*.h' '*.hpp' | xargs -0 clang-format "${layout[@]}" || failed=1
 ruff check "$@" || failed=1
+PYTHONPATH=torch_bridge/python lint-imports --no-logo --no-cache || failed=1
 (cd build/python && mypy --config-file ../../pyproject.toml -p caesura) || failed=1
 exit "$failed"

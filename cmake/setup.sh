@@ -4,7 +4,8 @@
 #
 #   cmake/setup.sh              everything for build, tests and examples
 #   cmake/setup.sh --openvino   also OpenVINO, for the provider and the model runtime on it (0.2 GB)
-#   cmake/setup.sh --style      also the tools that check the sources: clang-format, clang-tidy, ruff, mypy (0.2 GB)
+#   cmake/setup.sh --style      also the tools that check the sources: clang-format, clang-tidy, ruff,
+#                               import-linter, mypy (0.2 GB)
 #   cmake/setup.sh --docs       also what docs/build.sh needs: Doxygen, Sphinx (0.1 GB)
 #   cmake/setup.sh --cuda       also cuBLAS, cuDNN and NCCL, which need a GPU only when they compute (1.6 GB)
 #   cmake/setup.sh --peers      also other runtimes, to compare with, apart from the environment (3 GB, 10 minutes)

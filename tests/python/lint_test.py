@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cmake/lint.sh finds nothing: the layout of C++, ruff's rules in all Python files, the types of the public package."""
+"""cmake/lint.sh finds nothing: the layout of C++, faults in Python files, imports against the order of the package's parts, types."""
 
 import pathlib
 import shutil
@@ -12,7 +12,7 @@ PACKAGE = "torch_bridge/python/caesura"
 
 
 @pytest.mark.skipif(
-    not all(map(shutil.which, ("clang-format", "ruff", "mypy"))), reason="cmake/setup.sh --style installs clang-format, ruff and mypy"
+    not all(map(shutil.which, ("clang-format", "ruff", "mypy", "lint-imports"))), reason="cmake/setup.sh --style installs them"
 )
 @pytest.mark.skipif(not (ROOT / "build/python/caesura/_core.pyi").exists(), reason="the build is in another folder")
 def test_lint():
