@@ -2,6 +2,8 @@
 """Tensors of PyTorch and NumPy in and out by DLPack: shared bytes, views, dtypes, lifetimes."""
 
 import gc
+import pathlib
+import re
 import threading
 import weakref
 
@@ -11,14 +13,27 @@ from onnx import TensorProto, helper
 
 import caesura
 from caesura import _core
+from caesura.dtypes import NUMBERS
 from caesura.sessions.values import from_value, to_value
 
 torch = pytest.importorskip("torch")
 Value = _core.Value
 
-DTYPES = [getattr(torch, name) for name in (
-    "float32 float64 float16 bfloat16 bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 complex64 complex128 "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu").split()]
+# PyTorch computes nothing in its integers of fewer than 8 bits.
+DTYPES = {name: getattr(torch, name) for name in NUMBERS if hasattr(torch, name) and not re.match("u?int[24]$", name)}
+TOP = pathlib.Path(__file__).resolve().parents[3]
+
+
+def test_the_tables_of_dtypes_agree():
+    """Those of C++ (dtype.h, torch_tensor.cc) and dtypes.py."""
+    header, source = ((TOP / path).read_text() for path in ("core/tensor/dtype.h", "torch_bridge/torch_tensor.cc"))
+    numbers = {name: int(number) for name, number in re.findall(r"^  k(\w+) = (\d+),", header, re.M)}
+    named = {number: name.replace("_", "") for name, number in NUMBERS.items()} | {0: "undefined", 8: "string"}
+    assert sorted(numbers.values()) == sorted(named)
+    assert all(named[number].startswith(name.lower()) for name, number in numbers.items())
+    rows = re.findall(r"{DType::k(\w+), c10::ScalarType::(\w+)}", source)
+    types = {NUMBERS[name]: torch.empty(0, dtype=dtype).type() for name, dtype in DTYPES.items()}  # torch.FloatTensor
+    assert {numbers[name]: f"torch.{type}Tensor" for name, type in rows} == types
 
 
 class ByMethodAlone:
@@ -33,11 +48,11 @@ class ByMethodAlone:
         return self.tensor.__dlpack__(**arguments)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_shares_its_bytes_both_ways(dtype):
+@pytest.mark.parametrize("name, dtype", DTYPES.items(), ids=str)
+def test_every_dtype_shares_its_bytes_both_ways(name, dtype):
     source = torch.arange(6).reshape(2, 3).to(dtype)
     value = Value.from_dlpack(source)
-    assert value.shape == [2, 3]
+    assert value.shape == [2, 3] and value.dtype == NUMBERS[name]
     back = value.to_torch()
     assert back.dtype == dtype and back.data_ptr() == source.data_ptr()
     assert torch.equal(back.view(torch.uint8), source.view(torch.uint8))

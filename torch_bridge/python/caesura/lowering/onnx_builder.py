@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 from caesura.capture.compat import TracingContext, guard_or_false
+from caesura.dtypes import NUMBERS
 from caesura.lowering.registry import Refused
 
 OPSET = 23
@@ -17,13 +18,8 @@ DOMAIN = "ai.caesura"
 SOURCE = "ai.caesura.source"  # the key under which a node names the user's line
 PHASE = "ai.caesura.phase"  # and the part of a training step that it belongs to; none: the forward
 
-ONNX_TYPES = {
-    torch.float32: TensorProto.FLOAT, torch.float64: TensorProto.DOUBLE, torch.float16: TensorProto.FLOAT16,
-    torch.bfloat16: TensorProto.BFLOAT16, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32,
-    torch.int16: TensorProto.INT16, torch.int8: TensorProto.INT8, torch.uint8: TensorProto.UINT8,
-    torch.bool: TensorProto.BOOL, torch.uint16: TensorProto.UINT16, torch.uint32: TensorProto.UINT32,
-    torch.uint64: TensorProto.UINT64, torch.complex64: TensorProto.COMPLEX64, torch.complex128: TensorProto.COMPLEX128,
-}
+# Up to bfloat16: a captured graph has no kernels for the later ones.
+ONNX_TYPES = {getattr(torch, name): number for name, number in NUMBERS.items() if number <= TensorProto.BFLOAT16}
 
 
 def onnx_type(dtype: torch.dtype) -> int:

@@ -7,16 +7,10 @@ import sys
 import numpy as np
 
 from caesura import _core
+from caesura.dtypes import NUMBERS
 
-# ONNX's TensorProto.DataType number by NumPy dtype name.
-_NUMBERS = {
-    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9,
-    "float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "complex64": 14, "complex128": 15,
-    "bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20,
-    "uint4": 21, "int4": 22, "float4_e2m1fn": 23, "float8_e8m0fnu": 24, "uint2": 25, "int2": 26,
-}
 _STRING = 8
-_NAMES = {number: name for name, number in _NUMBERS.items()}
+_NAMES = {number: name for name, number in NUMBERS.items()}
 
 
 def _numpy_dtype(number: int) -> np.dtype:
@@ -43,7 +37,7 @@ def dtype_number(element_type) -> int:
     dtype = np.dtype(element_type)
     if dtype.kind in "OUST":
         return _STRING
-    number = _NUMBERS.get(dtype.name)
+    number = NUMBERS.get(dtype.name)
     if number is None:
         raise ValueError(f"dtype {dtype} has no ONNX counterpart")
     return number
