@@ -248,7 +248,7 @@ class Draft:
                  if t.is_floating_point()]
         if not names and kind == "parameter":
             raise LookupError
-        return names and f"module.{self.rng.choice(names)}"
+        return names and "module." + re.sub(r"\.(\d+)\b", r"[\1]", self.rng.choice(names))
 
     # --- statements ---
 
