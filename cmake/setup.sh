@@ -54,6 +54,7 @@ headers=(
   benchmark/benchmark.h:libbenchmark-dev
   CLI/CLI.hpp:libcli11-dev
   nlohmann/json.hpp:nlohmann-json3-dev
+  utf8proc.h:libutf8proc-dev
   zlib.h:zlib1g-dev
 )
 commands=(g++:g++ ninja:ninja-build protoc:protobuf-compiler git:git)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/files/zip_archive.h"
 
 namespace caesura {
@@ -115,18 +116,6 @@ void SwapBytes(char* data, size_t size, int unit) {
   for (size_t at = 0; at + unit <= size; at += unit) std::reverse(data + at, data + at + unit);
 }
 
-void AppendUtf8(uint32_t code, std::string* out) {
-  if (code < 0x80) {
-    out->push_back(static_cast<char>(code));
-    return;
-  }
-  const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  constexpr uint8_t kLead[] = {0, 0xc0, 0xe0, 0xf0};
-  out->push_back(static_cast<char>(kLead[more] | code >> (6 * more)));
-  for (int i = more - 1; i >= 0; --i)
-    out->push_back(static_cast<char>(0x80 | (code >> (6 * i) & 0x3f)));
-}
-
 // Elements of `width` code points of 32 bits, or of `width` bytes, filled up with NULs.
 Status DecodeStrings(std::string data, size_t width, bool wide, bool swap, Tensor& out) {
   if (swap && wide) SwapBytes(data.data(), data.size(), 4);
@@ -143,7 +132,7 @@ Status DecodeStrings(std::string data, size_t width, bool wide, bool swap, Tenso
     std::memcpy(codes.data(), element, 4 * width);
     while (length > 0 && codes[length - 1] == 0) --length;
     for (size_t k = 0; k < length; ++k) {
-      if (codes[k] > 0x10ffff)
+      if (codes[k] > kLastCodePoint)
         return InvalidModel("a text holds code point " + std::to_string(codes[k]));
       AppendUtf8(codes[k], &strings[i]);
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/ops/text/unicode.h"
 
 namespace caesura {

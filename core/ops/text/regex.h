@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Regular expressions in RE2's syntax (github.com/google/re2/wiki/Syntax), for whole-text matches.
 // The time is bounded by pattern size times text size, whatever the pattern: all states of the
-// automaton advance together (Thompson, 1968). Not supported: \p{...} (Unicode classes) and \C.
+// automaton advance together (Thompson, 1968). Not supported: scripts (\p{Greek}) and \C.
+//
+// RE2 itself is not linked: that of Debian 13 brings 35 libraries of Abseil into a wheel.
 #ifndef CAESURA_CORE_OPS_TEXT_REGEX_H_
 #define CAESURA_CORE_OPS_TEXT_REGEX_H_
 

@@ -168,6 +168,8 @@ class Parser {
     if (in_.Take("\\E")) return AddNode({});
     CodePointSet set;
     if (TakePerlSet(&in_, &set)) return AddSet(std::move(set));
+    ASSIGN_OR_RETURN(const bool unicode, TakeUnicodeSet(&in_, flags_, &set));
+    if (unicode) return AddSet(std::move(set));
     ASSIGN_OR_RETURN(const char32_t c, ParseEscapedCharacter(&in_));
     return AddLiteral(c);
   }

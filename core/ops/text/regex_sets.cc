@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/ops/text/regex_sets.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/ops/text/unicode.h"
 
 namespace caesura {
@@ -35,18 +39,24 @@ const std::vector<NamedSet>& PosixSets() {
   return *sets;
 }
 
-// Each letter that has another case, with it; sorted.
-const std::vector<std::pair<char32_t, char32_t>>& CasePairs() {
-  static const auto* pairs = [] {
-    constexpr char32_t kLastLetter = 0xFF5A;  // of those that ToLower and ToUpper know
-    auto* out = new std::vector<std::pair<char32_t, char32_t>>;
-    for (char32_t c = 0; c <= kLastLetter; ++c) {
-      if (ToLower(c) != c) out->push_back({c, ToLower(c)});
-      if (ToUpper(c) != c) out->push_back({c, ToUpper(c)});
+// Letters that are the same but for their case, in groups; each letter with the others of its
+// group.
+const std::map<char32_t, std::vector<char32_t>>& CaseGroups() {
+  static const auto* groups = [] {
+    std::map<char32_t, std::vector<char32_t>> by_small_letter;
+    for (char32_t c = 0; c <= kLastCodePoint; ++c) {
+      const char32_t capital = ToUpper(c), small = ToLower(capital);
+      if (capital != c || small != c) by_small_letter[small].push_back(c);
+    }
+    auto* out = new std::map<char32_t, std::vector<char32_t>>;
+    for (auto& [small, letters] : by_small_letter) {
+      if (std::find(letters.begin(), letters.end(), small) == letters.end())
+        letters.push_back(small);
+      for (const char32_t letter : letters) (*out)[letter] = letters;
     }
     return out;
   }();
-  return *pairs;
+  return *groups;
 }
 
 void Append(const CodePointSet& more, CodePointSet* set) {
@@ -151,14 +161,12 @@ CodePointSet Negated(CodePointSet set) {
 }
 
 CodePointSet Folded(CodePointSet set) {
-  const auto& pairs = CasePairs();
+  const auto& groups = CaseGroups();
   const size_t count = set.size();
   for (size_t i = 0; i < count; ++i) {
     const auto [first, last] = set[i];
-    for (auto it = std::lower_bound(pairs.begin(), pairs.end(), std::pair(first, char32_t{0}));
-         it != pairs.end() && it->first <= last; ++it) {
-      set.push_back({it->second, it->second});
-    }
+    for (auto it = groups.lower_bound(first); it != groups.end() && it->first <= last; ++it)
+      for (const char32_t letter : it->second) set.push_back({letter, letter});
   }
   return set;
 }
@@ -179,14 +187,45 @@ bool TakePerlSet(RegexInput* in, CodePointSet* out) {
   return false;
 }
 
+Result<bool> TakeUnicodeSet(RegexInput* in, const RegexFlags& flags, CodePointSet* out) {
+  const bool capital = in->Take("\\P");
+  if (!capital && !in->Take("\\p")) return false;
+  std::string name;
+  bool negated = capital;
+  if (in->Take("{")) {
+    const size_t end = in->text.find('}', in->position);
+    if (end == std::string::npos) return in->Error("missing }");
+    negated = in->Take("^") != capital;
+    name = in->text.substr(in->position, end - in->position);
+    in->position = end + 1;
+  } else {
+    ASSIGN_OR_RETURN(const char32_t letter, in->Next());
+    AppendUtf8(letter, &name);
+  }
+  CodePointSet set;
+  for (char32_t c = 0; c <= kLastCodePoint; ++c) {
+    const auto code_point = static_cast<utf8proc_int32_t>(c);
+    const std::string_view category = utf8proc_category_string(code_point);
+    if (name != "Any" && (name.empty() || name.size() > 2 || !category.starts_with(name))) continue;
+    if (set.empty() || set.back().second + 1 != c) set.push_back({c, c});
+    set.back().second = c;
+  }
+  if (set.empty()) {
+    return Unsupported(
+        in->Error("class '" + name + "': expected a general category, such as L, Lu or Nd")
+            .message());
+  }
+  if (flags.fold) set = Folded(std::move(set));
+  Append(negated ? Negated(std::move(set)) : set, out);
+  return true;
+}
+
 Result<char32_t> ParseEscapedCharacter(RegexInput* in) {
   static constexpr char kNames[] = "aftnrv";
   static constexpr char kMeanings[] = "\a\f\t\n\r\v";
   in->position += 1;
   ASSIGN_OR_RETURN(const char32_t c, in->Next());
-  if (c == 'p' || c == 'P' || c == 'C') {
-    return Unsupported(in->Error("\\p, \\P and \\C are not supported").message());
-  }
+  if (c == 'C') return Unsupported(in->Error("\\C is not supported").message());
   if (c == 'x') return ParseHex(in);
   if (c >= '0' && c <= '9') {
     if (c > '7') return in->Error("back-references are not part of the syntax");
@@ -213,6 +252,8 @@ Result<CodePointSet> ParseBrackets(RegexInput* in, const RegexFlags& flags) {
       return in->Error("missing ]");
     }
     if (TakePerlSet(in, &set)) continue;
+    ASSIGN_OR_RETURN(const bool unicode, TakeUnicodeSet(in, flags, &set));
+    if (unicode) continue;
     ASSIGN_OR_RETURN(const bool posix, TakePosixSet(in, &set));
     if (posix) continue;
     ASSIGN_OR_RETURN(const char32_t low, character());

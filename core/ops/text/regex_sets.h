@@ -32,11 +32,14 @@ struct RegexInput {
 // Sorted, neighbours merged.
 CodePointSet Normalized(CodePointSet set);
 CodePointSet Negated(CodePointSet set);
-// With the other case of every letter.
+// With the other cases of every letter.
 CodePointSet Folded(CodePointSet set);
 
 // \d \D \s \S \w \W
 bool TakePerlSet(RegexInput* in, CodePointSet* out);
+// \pL \p{Lu} \p{^Lu} \PL \P{Lu}: a general category of Unicode. Fails with kUnsupported for a
+// script.
+Result<bool> TakeUnicodeSet(RegexInput* in, const RegexFlags& flags, CodePointSet* out);
 // A backslash and what it escapes.
 Result<char32_t> ParseEscapedCharacter(RegexInput* in);
 // From [ to ].

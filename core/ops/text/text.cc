@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/base/utf8.h"
 #include "core/ops/text/regex.h"
 #include "core/ops/text/unicode.h"
 #include "core/kernels/kernel_context.h"

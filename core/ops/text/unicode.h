@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The little of Unicode that the string ops need: writing UTF-8, white space, and one-to-one case
-// mapping of the Latin, Greek, Cyrillic and Armenian alphabets. Independent of the process's
-// locale.
+// What the string ops need of Unicode: white space, and case mapped one to one. Independent of the
+// process's locale.
 #ifndef CAESURA_CORE_OPS_TEXT_UNICODE_H_
 #define CAESURA_CORE_OPS_TEXT_UNICODE_H_
 
 #include <string>
 #include <string_view>
 
-#include "core/base/utf8.h"
-
 namespace caesura {
-
-void AppendUtf8(char32_t code_point, std::string* out);
 
 bool IsSpace(char32_t code_point);
 char32_t ToLower(char32_t code_point);

@@ -57,6 +57,19 @@ TEST(Regex, MatchesWholeTexts) {
     EXPECT_EQ(Matches(c.pattern, c.text), c.expected) << c.pattern << " on " << c.text;
 }
 
+// By RE2's page of its syntax.
+TEST(Regex, KnowsUnicodeCategories) {
+  EXPECT_TRUE(Matches("\\pL+", "aßЖ語"));
+  EXPECT_FALSE(Matches("\\pL+", "a1"));
+  EXPECT_TRUE(Matches("\\p{Lu}\\p{Ll}\\p{Nd}\\PL", "Ωω٣-"));
+  EXPECT_FALSE(Matches("\\p{Lu}", "ω"));
+  EXPECT_TRUE(Matches("(?i)\\p{Lu}", "ω"));
+  EXPECT_TRUE(Matches("[\\p{Lu}\\pN]+", "A1Ⅷ"));
+  EXPECT_TRUE(Matches("\\p{^L}\\P{^L}", "1a"));
+  EXPECT_TRUE(Matches("\\p{Any}", "𐐀"));
+  EXPECT_TRUE(Matches("(?i)k", "\u212A"));  // the sign of kelvin
+}
+
 TEST(Regex, RefusesWhatRe2Refuses) {
   for (const char* pattern : {"(",        ")",       "[a",     "*a",   "a**",
                               "a*+",      "a{1001}", "a{3,2}", "\\1",  "\\8",
@@ -66,7 +79,9 @@ TEST(Regex, RefusesWhatRe2Refuses) {
   }
   EXPECT_EQ(Regex::Compile(std::string(5000, '(') + std::string(5000, ')')).status().code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(Regex::Compile("\\pL").status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(Regex::Compile("\\p{L").status().code(), StatusCode::kInvalidArgument);
+  for (const char* pattern : {"\\p{Greek}", "\\pX", "\\p{}", "\\C"})
+    EXPECT_EQ(Regex::Compile(pattern).status().code(), StatusCode::kUnsupported) << pattern;
 }
 
 // Patterns on which backtracking takes exponential time.

@@ -23,6 +23,8 @@ Strings ToStrings(const RuntimeValue& value) {
 TEST(Unicode, MapsCaseAndKeepsWhatIsNotUtf8) {
   EXPECT_EQ(ToLower(std::string_view("ÀÉ ΣΩ ЖЁ ŁŽ 1")), "àé σω жё łž 1");
   EXPECT_EQ(ToUpper(std::string_view("àé σω жё łž ß")), "ÀÉ ΣΩ ЖЁ ŁŽ ß");
+  EXPECT_EQ(ToLower(std::string_view("ႠꭰꙀ 𐐀Ɓ")), "ⴀꭰꙁ 𐐨ɓ");
+  EXPECT_EQ(ToUpper(std::string_view("ა ꭰ 𐐨 ɓ ς")), "Ა Ꭰ 𐐀 Ɓ Σ");
   EXPECT_EQ(ToUpper(std::string_view("a\xff"
                                      "b\xc3")),
             "A\xff"
