@@ -149,8 +149,8 @@ def while_loop(goes_on, step, given):
 def conditional(d):
     v = d.pick()
     w = d.parameter(d.shape_of(v)[-1:])
-    return d.new(d.rng.choice([f"cond({v}.sum() > 0, lambda t: t.sin(), lambda t: t * 2, ({v},))",
-                               f"cond({v}.mean() < 0, lambda t, w: t * w, lambda t, w: t + w, ({v}, {w}))"]))
+    return d.new(d.rng.choice([f"cond({v}.sum() > 0.1, lambda t: t.sin(), lambda t: t * 2, ({v},))",
+                               f"cond({v}.mean() < 0.1, lambda t, w: t * w, lambda t, w: t + w, ({v}, {w}))"]))
 
 
 @feature(0.3)

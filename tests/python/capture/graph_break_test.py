@@ -109,6 +109,64 @@ def test_what_no_gradient_comes_to_has_none(route):
     assert module.last.weight.grad is not None
 
 
+class WrittenLater(torch.nn.Module):
+    """Views that are made before a break have the gradients of what is written to them behind it."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.scale, self.whole = torch.nn.Parameter(torch.ones(2)), whole
+
+    def forward(self, x):
+        y = x * 2
+        a, b = y.t(), y.view(-1)
+        torch._dynamo.graph_break()
+        b.mul_(self.scale.sum())
+        return (a * 3, y * 2) if self.whole else (a * 3,)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_views_keep_their_tie_past_it(route, whole):
+    module, other = WrittenLater(whole), WrittenLater(whole)
+    for a, b in zip(module(torch.ones(2, 2)), ROUTES[route](other)(torch.ones(2, 2)), strict=True):
+        assert torch.equal(a, b) and b.requires_grad
+        a.sum().backward(retain_graph=True)
+        b.sum().backward(retain_graph=True)
+        assert torch.equal(module.scale.grad, other.scale.grad)
+
+
+class Drops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * 2
+
+
+class MakesForTwo(torch.nn.Module):
+    """What a Function made goes into a graph, one of whose results depends on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        y = torch.compiler.disable(Drops.apply)(x)
+        return y * 2, self.scale.sin()
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("route", ROUTES)
+def test_functions_before_it_get_no_zeros(route):
+    for taken in (0, 1):
+        x = torch.ones(2, requires_grad=True)
+        ROUTES[route](MakesForTwo())(x)[taken].sum().backward()
+        assert (x.grad is None) == (taken == 1)
+
+
 def test_each_line_is_told():
     x = torch.linspace(-1, 1, 12).view(3, 4)
     for kind in (Unused, Loops):

@@ -245,6 +245,39 @@ def test_exported(tmp_path):
     assert [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in data] == pytest.approx(expected, rel=1e-5)
 
 
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * x
+        ctx.save_for_backward(x, y)
+        ctx.also = x
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, y = ctx.saved_tensors
+        return 2 * x * dy + 0 * y
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("write", [lambda x, y: x.mul_(2), lambda x, y: x.detach().mul_(2), lambda x, y: y.view(-1).mul_(2)],
+                         ids=["argument", "detached", "result"])
+def test_a_write_to_what_is_saved_is_eagers_error(write):
+    class Late(Uses):
+        def use(self, y):
+            x = y * 1
+            z = Squares.apply(x)
+            write(x, z)
+            return z
+
+    module, (x, target) = Late(), batches(1)[0]
+    for late in (module, caesura.wrap(copy.deepcopy(module))):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            F.cross_entropy(late(x), target).backward()
+    with pytest.raises(caesura.StepRefused, match="writes to what an autograd.Function has saved"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))(x, target)
+
+
 class Writes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -6,8 +6,9 @@ import collections
 import re
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
-from caesura.capture.compat import (force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor, preserve_version,
+from caesura.capture.compat import (APPLIES_FUNCTION, base, force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor, preserve_version,
                                     set_grad_enabled, storage_id, tree_leaves)
 from caesura.capture.shared_memory import is_tracked, name_of, tensors_of, written_to
 from caesura.reports import fall_back
@@ -49,8 +50,16 @@ def is_modules_own(placeholder: torch.fx.Node) -> bool:
 
 def hooked(values, partly):
     """The reason why a call must run in eager, or None. partly: positions of values that have no gradient if some result has none;
-    autograd would call their hooks with None."""
+    autograd would call their hooks with None, and autograd.Functions that made them with zeros."""
+    for i in partly:
+        if isinstance(values[i].grad_fn, BackwardCFunction):
+            values[i].grad_fn.register_hook(_none_of_none)
     return "a hook is on what not all of its results depend on" if any(has_hooks(values[i]) for i in partly) else None
+
+
+def _none_of_none(gradients, given):
+    """A hook of an autograd.Function: it has no gradients where none is given, as if autograd had not reached it."""
+    return (None,) * len(gradients) if all(g is None for g in given) else None
 
 
 def unlike_captured(graph: torch.fx.Graph, written, records: bool, partly=()):
@@ -130,7 +139,7 @@ def views_past_autograd(graph: torch.fx.Graph, recording: bool) -> list:
             recording = node.args[0]
         for source in node.all_input_nodes:
             past = source in found or (not recording and any(t.requires_grad for t in tensors_of(source)))
-            if past and not _storages(source).isdisjoint(_storages(node)):
+            if past and not _storages_of(source).isdisjoint(_storages_of(node)):
                 found.add(node)
     (output,) = graph.find_nodes(op="output")
     return [node for node in output.all_input_nodes if node in found]
@@ -160,9 +169,30 @@ def past_inference(graph: torch.fx.Graph) -> list:
         elif name_of(node) == "_exit_inference_mode":
             modes.pop()
         elif not modes or not modes[-1]:
-            outside |= _storages(node)
-        elif not outside.isdisjoint(_storages(node)):
+            outside |= _storages_of(node)
+        elif not outside.isdisjoint(_storages_of(node)):
             found.append(node)
+    return found
+
+
+def writes_to_saved(module: torch.fx.GraphModule) -> list:
+    """The calls in Dynamo's graph that write to what an autograd.Function before them has saved for its backward, which then raises an
+    error in eager. What is saved in another way, as an attribute, autograd does not look at."""
+    found, saved, unnoticed = [], set(), set()
+    for node in module.graph.nodes:
+        if APPLIES_FUNCTION in str(node.target) and "saved_for_backward_idx" in node.kwargs:
+            body = getattr(module, node.args[0].target).graph
+            (output,) = body.find_nodes(op="output")
+            results, kept = output.args[0]
+            values = {name: a.meta["example_value"] for name, a in zip(body.find_nodes(op="placeholder"), node.args[2:])}
+            if isinstance(results, (list, tuple)):
+                values |= zip(results, node.meta["example_value"])
+            else:
+                values[results] = node.meta["example_value"]
+            saved |= _storages([values.get(kept[i]) for i in node.kwargs["saved_for_backward_idx"]])
+        elif node.target is get_data or not unnoticed.isdisjoint(node.all_input_nodes):
+            unnoticed.add(node)
+        found += [node for target in written_to(node) if target not in unnoticed and not saved.isdisjoint(_storages_of(target))]
     return found
 
 
@@ -175,6 +205,30 @@ def _overlaps(tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+def views_of_each_other(results) -> list:
+    """Lists of the positions of results that are views of one tensor, or that tensor; that one's position first, None if it is no
+    result. results: tensors without values; None for those that are left out."""
+    groups = collections.defaultdict(list)
+    for i, value in enumerate(results):
+        if value is not None and value.is_floating_point() and base(value) is not None:
+            groups[id(base(value))].append(i)
+    positions = {id(value): i for i, value in enumerate(results)}
+    return [[positions.get(of), *views] for of, views in groups.items() if of in positions or len(views) > 1]
+
+
+def as_views(call, groups):
+    """`call`, whose results are views of each other as `groups` says. AOT autograd's graph without a backward makes tensors that share
+    memory: what is written to one with a gradient would give the others none."""
+    def run(*values):
+        results = list(call(*values))
+        for whole, *views in groups:
+            of = results[views[0]].detach() if whole is None else results[whole]
+            for i in views:
+                results[i] = of.as_strided(results[i].shape, results[i].stride(), results[i].storage_offset())
+        return results
+    return run
 
 
 def hidden_writes(graph: torch.fx.Graph) -> list:
@@ -206,8 +260,12 @@ def unrecorded(call, positions):
     return run
 
 
-def _storages(node) -> set:
-    held = [t for t in tree_leaves(node.meta.get("example_value")) if isinstance(t, torch.Tensor)]
+def _storages_of(node) -> set:
+    return _storages(node.meta.get("example_value"))
+
+
+def _storages(value) -> set:
+    held = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
     return {storage_id(t) for t in held if t.layout == torch.strided and not is_functorch_wrapped_tensor(t)}
 
 

@@ -12,7 +12,7 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.capture.aliasing import data_assignments, share_storage
+from caesura.capture.aliasing import data_assignments, share_storage, writes_to_saved
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext,
@@ -298,7 +298,10 @@ class CompiledStep(Suspendable, Ranked):
         position, loss = attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
         hooks = [problem for part in parts_of(graph) for problem in place_hooks(part)]
+        saved = [f"it writes to what an autograd.Function has saved for its backward (at {describe(node)})"
+                 for part in parts_of(graph) for node in writes_to_saved(part)]
         functions, problems = take_functions(graph)
+        problems += saved
         if differentiates and functions:
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
         problems += hooks

@@ -10,9 +10,9 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import (data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
-                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_past_autograd,
-                                      writes_to_overlaps)
+from caesura.capture.aliasing import (as_views, data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
+                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_of_each_other,
+                                      views_past_autograd, writes_to_overlaps, writes_to_saved)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
@@ -40,6 +40,9 @@ def apart(function):
                               function.__closure__)
 
 
+_NEW = (OutputType.non_alias, OutputType.unsafe_view_alias)  # results that share no memory with what the caller holds
+
+
 class _Captured:
     """The parts that AOT autograd hands over while it compiles a graph. device: whose kernels run. away: whether the graph
     is on a device where all kernels are PyTorch's."""
@@ -60,7 +63,7 @@ class _Captured:
             tokens = len(self.metadata.tokens)  # the first of the results
             first, last = tokens + len(self.metadata.mutated_inp_runtime_indices), tokens + self.metadata.num_forward
             remade = self.metadata.num_outputs_aliased or self.metadata.num_intermediate_bases  # as views, by AOT autograd
-            own = [info.output_type in (OutputType.non_alias, OutputType.unsafe_view_alias) for info in self.metadata.output_info]
+            own = [info.output_type in _NEW for info in self.metadata.output_info]
             lay_results(module.graph, first, last, [like if is_own else None for like, is_own in zip(self.results, own)])
             (output,) = module.graph.find_nodes(op="output")
             module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
@@ -116,6 +119,8 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
     if len(parts_of(module)) > 1 and any(global_hooks()):
         raise RuntimeError("PyTorch would call the hooks of all modules for the graphs within a graph, too (branches, loops, checkpoints)")
+    for node in writes_to_saved(module):  # whose backward raises an error in eager, and not where Dynamo's graph runs in eager
+        raise RuntimeError(f"it writes to what an autograd.Function has saved for its backward (at {describe(node)})")
     example_inputs = take_as_given(module, example_inputs)
     assigned = [node for node in data_assignments(module.graph) if node.args[0].op == "placeholder"]
     if assigned:  # p.data = ...; AOT autograd has no graph for it
@@ -172,8 +177,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled
+    new = [r if info.output_type in _NEW else None for r, info in zip(captured.results, captured.metadata.output_info)]
+    groups = views_of_each_other(new) if captured.backward is None and recorded else []
     with unset_fake_temporarily():
-        facts = describe_call(module, captured.forward, captured.backward, captured.metadata, records)
+        facts = None if groups else describe_call(module, captured.forward, captured.backward, captured.metadata, records)
         if facts is not None:
             call = open_call(module, facts, table)
             if hidden and captured.backward is None:
@@ -192,6 +199,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
         without = [i for i in captured.metadata.mutated_inp_runtime_indices
                    if captured.metadata.input_info[i].mutations_under_no_grad_or_inference_mode]
         compiled = unrecorded(compiled, without) if without else compiled
+        compiled = as_views(compiled, groups) if groups else compiled
         compiled = unnoticed(compiled, hidden) if hidden else compiled
     if records and captured.metadata.grad_enabled_mutation is None:
         compiled = recording(compiled)
