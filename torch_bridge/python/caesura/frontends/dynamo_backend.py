@@ -178,7 +178,7 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if captured.refused:
         return compiled
     new = [r if info.output_type in _NEW else None for r, info in zip(captured.results, captured.metadata.output_info)]
-    groups = views_of_each_other(new) if captured.backward is None and recorded else []
+    groups = views_of_each_other(new) if captured.backward is None else []
     with unset_fake_temporarily():
         facts = None if groups else describe_call(module, captured.forward, captured.backward, captured.metadata, records)
         if facts is not None:
