@@ -250,6 +250,55 @@ def shapes(m, x):
     return z[0] + y.mT * y.shape[0] * torch.linspace(0, 1, y.shape[1])[:, None]
 
 
+@case
+def scaled_under_no_grad(m, x):
+    y = m.a(x)
+    with torch.no_grad():
+        y.mul_(0.5)
+    return m.b(y)
+
+
+@case
+def a_row_under_no_grad(m, x):
+    y = m.a(x)
+    v = y[1:]
+    with torch.no_grad():
+        y[0].mul_(2)
+        v[0] = m.b(x)[1]
+        y[x > 0] = 1
+    return m.b(y) * 2 + v.sum(0)
+
+
+@case
+def views_under_no_grad_that_are_written(m, x):
+    y = m.a(x)
+    z = y * 3
+    with torch.no_grad():
+        v = y.t()[1]
+        before = v * 2
+        v.mul_(0.5)
+        after = v.sin() + v.view(-1)
+    return y * z + before.sum() + after.sum()
+
+
+@case
+def lists_under_no_grad(m, x):
+    y, z = m.a(x), m.b(x)
+    with torch.no_grad():
+        torch._foreach_add_([y, z], [z, y])
+    return y + z.t().mean()
+
+
+@case
+def a_detached_tensor_after_no_grad(m, x):
+    y = m.a(x)
+    d = y.detach()
+    with torch.no_grad():
+        y.add_(1)
+        d[0] = 2
+    return m.b(y) + d
+
+
 @pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
 def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)

@@ -4,7 +4,8 @@
 A write may make a tensor require gradients that did not before. And tensors may share memory without sharing gradients
 (`y.detach()`, `y.data`): a write to one changes the values of the other, whose gradients stay those of its old values.
 AOTAutograd's trace keeps values only. So such a tensor gets memory of its own here, and after each write the values are
-copied to the others, past the gradients.
+copied to the others, past the gradients. After a write that autograd does not record (under no_grad), a tensor gets its new
+values with the gradient of the old ones.
 """
 
 import inspect
@@ -86,6 +87,12 @@ def written_to(node) -> list:
     return [target for target in tree_leaves(written) if isinstance(target, torch.fx.Node)]
 
 
+def changes_shape(node) -> bool:
+    """True for a call that writes no values but changes the shape of its tensor, such as t_()."""
+    packet = getattr(torch.ops.aten, name_of(node), None)
+    return packet is not None and any(torch.Tag.inplace_view in getattr(packet, name).tags for name in packet.overloads())
+
+
 class SharedMemory:
     """Enter a graph's calls one after the other. functions: for gradients that pass a write. takes_gradients: whether
     the graph itself takes gradients, which then cannot be kept."""
@@ -99,17 +106,24 @@ class SharedMemory:
         self.number = -1
         self.now = {}  # of tensors in memory that is written to, by id: whether they require gradients
         self.members = {}  # group to its tensors
+        self.nodes = {}  # of tensors in memory that is written to, by id: the nodes that made them
         self.leaves = set()  # groups of parameters
         self.apart = []  # (node, a tensor that shares its memory and not its gradients), which has memory of its own here
-        self.changed = []  # groups that the call last entered has written to
 
     def tracks(self, tensor) -> bool:
         """True if the tensor requires gradients after the call last entered."""
         return self.now.get(id(tensor), False) if storage_of(tensor) in self.last else is_tracked(tensor)
 
+    def only_others_track(self, tensor) -> bool:
+        """True if a write or a view leads gradients past a tensor that requires none: it was made under no_grad."""
+        return not self.tracks(tensor) and self._is_tracked(group_of(tensor))
+
+    def _is_tracked(self, group):
+        return any(map(self.tracks, self.members.get(group, ())))
+
     def enter(self, node, written, recording: bool) -> list:
         """Follows one call; recording: whether autograd records it. Returns lines that say what cannot be kept."""
-        self.number, self.changed = self.number + 1, []
+        self.number += 1
         problems = []
         for tensor in [t for t in tensors_of(node) if storage_of(t) in self.last and id(t) not in self.now]:
             try:
@@ -118,6 +132,8 @@ class SharedMemory:
                 self.now[id(tensor)] = True
                 problems.append(f"{name_of(node)} is not followed to what is written later: {first_line(error)} (at {describe(node)})")
             self.members.setdefault(group_of(tensor), []).append(tensor)
+            if node.meta["example_value"] is tensor:
+                self.nodes[id(tensor)] = node
             if node.op == "placeholder" and self.now.get(id(tensor)):
                 self.leaves.add(group_of(tensor))
         if written:
@@ -152,16 +168,33 @@ class SharedMemory:
     def _write(self, node, written, recording) -> list:
         problems = []
         gains = recording and any(self.tracks(t) for source in node.all_input_nodes for t in tensors_of(source))
-        for tensor in [t for target in written for t in tensors_of(target)]:
-            group = group_of(tensor)
-            tracked = any(map(self.tracks, self.members.get(group, [tensor])))
-            if tracked and not (recording and self.tracks(tensor)):
-                problems.append(_past(node))
+        for target, tensor in [(of, t) for of in written for t in tensors_of(of)]:
+            group, last = group_of(tensor), node
+            if self._is_tracked(group) and not (recording and self.tracks(tensor)):
+                last, problem = (node, [_past(node)]) if recording else self._keep_gradient(node, node, target)
+                problems += problem
             if gains:
                 self.now.update((id(member), True) for member in self.members.get(group, [tensor]))
-            self.changed.append(group)
-            problems += self._hand_on(node, group)
+            problems += self._hand_on(node, last, group)
         return problems
+
+    def _keep_gradient(self, node, write, target) -> tuple:
+        """Lets what a write changes keep the gradient of its old values, by adding calls before and after it. Returns the last of
+        them, and lines that say what cannot be kept. node: the forward's call that the write is or belongs to."""
+        value = target.meta["example_value"]
+        if not self.tracks(value):  # a view that was made under no_grad
+            target = self.nodes.get(group_of(value))
+            value = target and target.meta["example_value"]
+        if (value is None or not self.tracks(value) or group_of(value) in self.leaves or self.takes_gradients or value.is_complex()
+                or changes_shape(write)):
+            return write, [_past(node)]
+        self.functions.append(value_of_first(len(self.functions)))
+        with self.graph.inserting_before(write):
+            old = self._like(node, self.graph.call_method("clone", (target,)), value)
+        with self.graph.inserting_after(write):
+            new = self._like(node, self.graph.call_function(self.functions[-1], (target, old)), value)
+        with self.graph.inserting_after(new):
+            return self._like(node, self.graph.call_method("copy_", (target, new)), value), []
 
     def _separate(self, node) -> list:
         """Gives a result memory of its own if it shares memory that is written to later, and not the gradients."""
@@ -181,9 +214,9 @@ class SharedMemory:
                 self.apart.append((source, own))
         return problems
 
-    def _hand_on(self, node, group) -> list:
-        """Copies what a call has written to tensors of one group to those that share its memory."""
-        problems, last, reached, found = [], node, {group}, True
+    def _hand_on(self, node, last, group) -> list:
+        """Copies what a call has written to tensors of one group to those that share its memory. last: the call to do it after."""
+        problems, reached, found = [], {group}, True
         while found:
             pairs = [pair for a, b in self.apart for pair in ((a, b), (b, a))]
             found = next(((a, b) for a, b in pairs if _group(a) in reached and _group(b) not in reached), None)
@@ -192,20 +225,14 @@ class SharedMemory:
             source, target = found
             value = target.meta["example_value"]
             reached.add(_group(target))
-            self.changed.append(_group(target))
-            if _group(target) in self.leaves:
-                problems.append(_past(node))
             with self.graph.inserting_after(last):
-                if not self.tracks(value):
-                    copied = self.graph.call_method("detach", (source,))
-                    mark(copied)
-                else:
-                    if self.takes_gradients or value.is_complex():
-                        problems.append(_past(node))
-                    self.functions.append(value_of_first(len(self.functions)))
-                    copied = self.graph.call_function(self.functions[-1], (source, target))
-            with self.graph.inserting_after(self._like(node, copied, value)):
+                copied = self._like(node, self.graph.call_method("detach", (source,)), value)
+            mark(copied)
+            with self.graph.inserting_after(copied):
                 last = self._like(node, self.graph.call_method("copy_", (target, copied)), value)
+            if self._is_tracked(_group(target)):
+                last, problem = self._keep_gradient(node, last, target)
+                problems += problem
         return problems
 
     @staticmethod

@@ -30,10 +30,10 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
     keeps the switches, for gradients that the graph itself takes. Returns a line for each place that marks cannot express."""
     problems, recording, inference = [], True, 0
     for node in graph.graph.find_nodes(op="call_method", target="item"):
-        _detach(graph, node)
+        if any(t.requires_grad for t in tensors_of(node.args[0])):
+            _detach(graph, node, node.args[0])  # AOTAutograd would trace a gradient through the number
     leaves = {node.args[0] for node in graph.graph.find_nodes(op="call_method", target="requires_grad_")}
     memory = SharedMemory(graph, functions, keep_modes)
-    cut, stale = {}, set()  # views that do not require gradients, by what they are views of; those of them written to since
     for node in list(graph.graph.nodes):
         if node.target is set_grad_enabled:
             recording = node.args[0]
@@ -41,22 +41,19 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
         if inference and keep_modes:
             problems.append(f"inference_mode in a forward that takes gradients (at {describe(node)})")
         given, written = [t for source in node.all_input_nodes for t in tensors_of(source)], written_to(node)
-        problems += [f"{name_of(node)} reads what it shares with a tensor that was written to, past the gradients (at {describe(node)})"
-                     for source in node.all_input_nodes if source in stale]
-        passes = any(map(memory.tracks, given))
+        bare = [source for source in node.all_input_nodes
+                if source not in written and any(map(memory.only_others_track, tensors_of(source)))]
+        passes = bool(bare) or any(map(memory.tracks, given))
         problems += memory.enter(node, written, recording and not inference)
-        for group in memory.changed:
-            stale.update(cut.get(group, ()))
         results = [t for target in written for t in tensors_of(target)] or tensors_of(node)
         if passes and results and (node in leaves or not any(map(memory.tracks, results))):
             mark(node)
             if not _passes_marks():
                 problems.append(f"{name_of(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
                                 f"(at {describe(node)})")
-            for group in map(group_of, results):
-                if any(map(memory.tracks, memory.members.get(group, ()))):
-                    is_view = not written and node.meta["example_value"] is results[0]
-                    cut.setdefault(group, []).append(_copied(graph, node) if is_view else node)
+        else:
+            for source in bare:
+                _detach(graph, node, source)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
@@ -64,26 +61,14 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
     return list(dict.fromkeys(problems))
 
 
-def _copied(graph, view):
-    """A copy in a view's place: AOTAutograd makes views of memory that was written to anew where they are read, without marks."""
-    with graph.graph.inserting_after(view):
-        copy = graph.graph.call_method("clone", (view,))
-    copy.meta.update(example_value=view.meta["example_value"], stack_trace=view.meta.get("stack_trace"))
-    view.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
-    mark(copy)
-    return copy
-
-
-def _detach(graph, node):
-    """Detaches a tensor before a number is read off it: AOTAutograd would trace a gradient through the number."""
-    (source,) = node.args
-    value = source.meta.get("example_value")
-    if isinstance(value, torch.Tensor) and value.requires_grad:
-        with graph.graph.inserting_before(node):
-            read = graph.graph.call_method("detach", (source,))
-        read.meta.update(example_value=value.detach(), stack_trace=node.meta.get("stack_trace"))
-        mark(read)
-        node.args = (read,)
+def _detach(graph, node, source):
+    """Lets a call read a copy of a tensor, which no gradient passes. A mark on a view would not do: AOTAutograd makes views of
+    memory that was written to anew where they are read, without marks."""
+    with graph.graph.inserting_before(node):
+        read = graph.graph.call_method("clone", (source,))
+    read.meta.update(example_value=source.meta["example_value"].detach(), stack_trace=node.meta.get("stack_trace"))
+    mark(read)
+    node.replace_input_with(source, read)
 
 
 def record(graph: torch.fx.GraphModule):
