@@ -299,6 +299,23 @@ def a_detached_tensor_after_no_grad(m, x):
     return m.b(y) + d
 
 
+@case
+def a_part_that_is_detached_after_another_was_written(m, x):
+    y = m.a(x)
+    first, last = y.tensor_split(2)
+    first.mul_(2)
+    last.detach()
+    return torch.cat([first, last * m.b.weight[0, 0]])
+
+
+@case
+def a_view_whose_part_is_written_before_its_data(m, x):
+    y = m.a(x[None])
+    y[:, :1].zero_()
+    y.data.mul_(2)
+    return y[0]
+
+
 @pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
 def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)

@@ -13,7 +13,7 @@ import torch
 
 from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
 from caesura.capture.fx_meta import describe
-from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, tensors_of, written_to
+from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
 
 aten = torch.ops.aten
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
@@ -54,11 +54,23 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
         else:
             for source in bare:
                 _detach(graph, node, source)
+    for node in filter(_is_marked, list(graph.graph.nodes)):
+        for source in node.all_input_nodes:
+            if any(storage_of(t) in memory.last for t in tensors_of(source)):
+                _view_before(graph, node, source)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is set_grad_enabled or _inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
+
+
+def _view_before(graph, node, source):
+    """Adds a view of what a marked call reads. AOTAutograd makes a view of memory that was written to anew where it is read first, which
+    has the mark of that call then; others read it, too."""
+    with graph.graph.inserting_before(node):
+        view = graph.graph.call_method("view_as", (source, source))
+    view.meta.update(example_value=source.meta["example_value"], stack_trace=node.meta.get("stack_trace"))
 
 
 def _detach(graph, node, source):
