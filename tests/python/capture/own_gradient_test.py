@@ -140,6 +140,16 @@ class HookedLate(Uses):
         return z + row * self.scale + y
 
 
+class HookedTwice(Uses):
+    """Has hooks on a tensor before and after a write to it: each one gets the gradient of the values that it was registered on."""
+
+    def use(self, y):
+        y.register_hook(lambda dy: dy * 2)
+        y[y > 0.5] = 0.5
+        y.register_hook(lambda dy: dy.clamp(-0.05, 0.05))
+        return y * self.scale
+
+
 class Stopped(Uses):
     """Stops a gradient within a checkpoint."""
 
@@ -157,7 +167,8 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, HookedLate, Stopped])
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, HookedLate,
+                                  HookedTwice, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()

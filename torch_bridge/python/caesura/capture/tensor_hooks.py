@@ -50,7 +50,7 @@ def _place(graph, hook, chains):
         return "that reads what is computed after the tensor is read"
     for node, user in readers:
         user.replace_input_with(node, chain[0])
-    given = alike[0]
+    given = [n for n in alike if n not in chain and not start < n][-1]  # a hook before a write gives a tensor, which is written to
     for h in reversed(chain):
         h.args = (given, *h.args[1:])
         at.append(h.args[1])  # the hook's own graph
