@@ -31,7 +31,7 @@ def export_step(path, step: CompiledStep, /, *args, **kwargs) -> None:
 
     Raises:
         ValueError: the step cannot be exported: its optimizer or some of its ops are PyTorch's, PyTorch draws its
-            random numbers, or it keeps tensors in attributes of the module.
+            random numbers, or it keeps tensors in attributes of the module, or writes to arguments.
         StepRefused: no program can be captured for these inputs.
         OSError: a file cannot be written, which the error names; a model that was there before is still whole.
 
@@ -55,7 +55,7 @@ def export_step(path, step: CompiledStep, /, *args, **kwargs) -> None:
         drawn = sorted({str(draw.target) for draw in program.draws})
         raise ValueError(f"PyTorch draws the step's random numbers ({', '.join(drawn)}): it cannot be exported")
     if program.kept:
-        raise ValueError("the step leaves tensors in attributes of the module, which no file has: it cannot be exported")
+        raise ValueError("the step leaves tensors in attributes of the module or in arguments, which no file has: it cannot be exported")
     recipe = step.recipe
     groups = recipe.groups_of(program.trained)
     rates = [coefficients["learning_rate"] for _, _, coefficients in groups]

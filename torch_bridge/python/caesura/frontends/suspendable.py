@@ -53,7 +53,7 @@ class Suspendable(_core.StepCalls):
         if self.suspend or is_late or self._stop_at != _NEVER:
             self._forget_stop()
             raise _core.Suspended(  # type: ignore[attr-defined]
-                "the step has not begun: it leaves results in attributes of the module, so it stops between two calls only")
+                "the step has not begun: it leaves results in attributes of the module or in arguments, so it stops between two calls only")
 
     def _refuse_while_one_waits(self) -> None:
         if self._waits:

@@ -26,6 +26,8 @@ def find_sources(owner, ran, loss, args, kwargs):
         raise Detour("PyTorch does the optimizer's update", "")  # which is told of
     if program is not None and program.is_parallel:
         raise Detour("it exchanges values with other ranks", "")
+    if program is not None and program.arguments:
+        raise Detour("it writes to an argument", "Let the forward write to a copy")
     if returned is not loss or loss.dtype != torch.float32:
         raise Detour(f"its loss, of {loss.dtype}, is not what the program returns", "Return the loss as a float32 tensor, as it is")
     sources, paths, tensors = [], {id(leaf): path for path, leaf in leaves(args, kwargs).items()}, named(owner.module)

@@ -55,7 +55,7 @@ class Captured(Exception):
 class StepProgram:
     """One step as a program: captured, or read from disk."""
 
-    counters = draws = ()
+    counters = draws = arguments = ()
     apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
@@ -204,6 +204,7 @@ class CapturedStep(StepProgram):
         fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
         self.is_kept = keyed and fixed and len(self.outputs) == 1 and not self.is_parallel
         self._writes = None  # what _written() gives
+        self.arguments = []  # (position, what it becomes) of tensors that are written to and are not the module's
 
     @torch.no_grad()
     def __call__(self, *values):
@@ -245,6 +246,8 @@ class CapturedStep(StepProgram):
         RECORD.kernel_seconds += time.perf_counter() - began
         RECORD.kernel_calls += 1
         self.ended()
+        for position, kept in self.handed_back:
+            values[position].copy_(kept)
         owner._ran = self, feeds, self.counted, torch.tensor(loss, dtype=self.dtype, device=CPU)
         return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
 
@@ -260,6 +263,8 @@ class CapturedStep(StepProgram):
         name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)
+            self.leaves_results |= bool(self.arguments)
+            self.is_kept &= not self.arguments
         kept, writes, norms = self._writes
         groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
         has_dtensors = any(is_dtensor(v) for _, _, v in tensors)
@@ -292,7 +297,7 @@ class CapturedStep(StepProgram):
         self.constants = [(name, value) for name, value in self.constants if name in read]
         bound = [(name, i, value) for name, i, value in bound if name in read]
         given = [i for _, i in self.feeds if isinstance(values[i], torch.Tensor) and id(values[i]) not in owner.names]
-        self.apart = [(name_of[id(values[i])], i, j) for i, _ in self.written for j in given]
+        self.apart = [(name_of[id(values[i])], i, j) for i, _ in self.written for j in given if i != j]
         keep_inputs(model, read)
         if not any(id(value) in recipe.trained for _, _, value in bound):
             raise StepRefused("the loss depends on no parameter of the optimizer's")
@@ -325,20 +330,35 @@ class CapturedStep(StepProgram):
             if is_dtensor(value):
                 raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, which is a DTensor "
                                   f"(at {describe(result)})")
-            if id(value) not in kept:
-                what = "which the optimizer trains" if id(value) in trained else "which is no buffer or parameter of the module"
-                raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, {what} (at {describe(result)})")
+            if id(value) in trained:
+                raise StepRefused(f"the step cannot be one program: it writes to {names[id(value)]}, which the optimizer trains "
+                                  f"(at {describe(result)})")
             if value.is_complex():
                 raise StepRefused(f"the step cannot be one program:\n  it writes to {names[id(value)]}, whose numbers are complex")
+            if id(value) not in kept:
+                self.arguments.append((position, result))
+                continue
             found.add(node)
             if not (result.args and result.args[0] in norms):
                 writes.append((names[id(value)], result))
         return found, writes, norms
 
     def _results(self):
-        """The results that the call leaves in attributes: (name, node). Sets `kept`, and sets `gives`, the functions
-        that make Dynamo's outputs from the call's values (None: the loss)."""
+        """The results that the call leaves in attributes and arguments: (name, node). Sets `kept`; `gives`, the functions that make
+        Dynamo's outputs from the call's values (None: the loss); and `handed_back`, what is copied to which of these values."""
         self.kept, self.gives, made = {}, [], []
+
+        def fixed(value, where="attribute"):
+            if not all(type(d) is int for d in value.shape):
+                raise StepRefused(f"the step cannot be one program:\n  it leaves in an {where} {value.dtype} {list(value.shape)}, "
+                                  "a size that changes")
+            return value
+
+        def keep(name, node, value):
+            made.append((name, node))
+            self.kept[name] = torch.empty(value.shape, dtype=value.dtype)
+            return self.kept[name]
+
         for i, (node, info) in enumerate(self.outputs):
             value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
             if node is self.loss:
@@ -351,15 +371,13 @@ class CapturedStep(StepProgram):
                 self.gives.append(lambda values, at=info.base_idx: values[at])
             elif value is None:
                 self.gives.append(lambda values, constant=node: constant)
-            elif not all(type(d) is int for d in value.shape):
-                raise StepRefused(f"the step cannot be one program:\n  it leaves in an attribute {value.dtype} {list(value.shape)}, "
-                                  "a size that changes")
             elif info.output_type == OutputType.alias_of_input:
-                self.gives.append(_view_of(info.base_idx, self.placeholders[info.base_idx].meta["val"], value))
+                self.gives.append(_view_of(info.base_idx, self.placeholders[info.base_idx].meta["val"], fixed(value)))
             else:
-                kept = self.kept[f"result_{i}"] = torch.empty(value.shape, dtype=value.dtype)
+                kept = keep(f"result_{i}", node, fixed(value))
                 self.gives.append(lambda values, kept=kept: kept.clone())
-                made.append((f"result_{i}", node))
+        self.handed_back = [(position, keep(f"argument_{position}", node, fixed(node.meta["val"], "argument")))
+                            for position, node in self.arguments]
         return made
 
 
