@@ -280,3 +280,24 @@ def test_a_region_without_autocast_has_a_precise_backward():
             y = net(torch.linspace(-3, 2, 12).view(3, 4))
         y.backward(dy)
     torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in module.parameters()])
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_what_is_made_to_require_a_gradient_does_in_any_mode():
+    class Makes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            with torch.no_grad():
+                y = (x * self.scale).sin()
+                first, last = y.split(1, 1)
+            y.requires_grad_()
+            return first * 1, last
+
+    module = Makes()
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            expected, found = module(torch.ones(2, 2)), caesura.wrap(copy.deepcopy(module))(torch.ones(2, 2))
+        assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]

@@ -93,6 +93,7 @@ _READ_AS = {
                     "compute it outside of the module and hand it over",
     "aten._nested_tensor_from_tensor_list": "attention over jagged nested tensors: pad them by torch.nested.to_padded_tensor(), and "
                                             "mask the scores",
+    "mutation on a view chain": "it writes to a view of what as_strided() gives: write to that tensor, or clone it first",
     "internal overlap": "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }

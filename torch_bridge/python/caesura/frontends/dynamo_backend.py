@@ -178,6 +178,10 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
     if captured.refused:
         return compiled
     new = [r if info.output_type in _NEW else None for r, info in zip(captured.results, captured.metadata.output_info)]
+    leaves = [n for n, r in zip(output.args[0], new) if r is not None and r.requires_grad]
+    if leaves and (captured.backward is None or not recorded):
+        fall_back([("a graph", "without a gradient to record, it makes a tensor require one", describe(n)) for n in leaves])
+        return plain_forward(module)
     groups = views_of_each_other(new) if captured.backward is None else []
     with unset_fake_temporarily():
         facts = None if groups else describe_call(module, captured.forward, captured.backward, captured.metadata, records)
