@@ -212,8 +212,9 @@ def views_of_each_other(results) -> list:
     result. results: tensors without values; None for those that are left out."""
     groups = collections.defaultdict(list)
     for i, value in enumerate(results):
-        if value is not None and value.is_floating_point() and base(value) is not None:
-            groups[id(base(value))].append(i)
+        of = None if value is None else base(value)
+        if of is not None and value.is_floating_point() and of.dtype == value.dtype:
+            groups[id(of)].append(i)
     positions = {id(value): i for i, value in enumerate(results)}
     return [[positions.get(of), *views] for of, views in groups.items() if of in positions or len(views) > 1]
 
