@@ -333,8 +333,10 @@ def parameter_hook(d):
 
 @feature(3, "after")
 def result_written(d):
-    y = f"ys[{d.rng.randrange(len(d.outputs))}]"
-    return d.rng.choice([f"{y}.detach().mul_(2)", f"{y}.mul_(2)", f"{y}.data.zero_()", f"{y}.detach_()"])
+    """Eager detaches no view in place; a result of ours is one only if something shares its memory."""
+    i = d.rng.randrange(len(d.outputs))
+    is_view = d.tensor(d.outputs[i])._is_view()
+    return f"ys[{i}]" + d.rng.choice([".detach().mul_(2)", ".mul_(2)", ".data.zero_()", ".data.add_(1)" if is_view else ".detach_()"])
 
 
 @feature(1, "after")

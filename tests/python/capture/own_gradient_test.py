@@ -107,6 +107,28 @@ class UsesSigns(Uses):
         return Signs.apply(y, self.scale) * y
 
 
+class Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        signs = x.sign()
+        ctx.mark_non_differentiable(signs)
+        return x * 2, signs
+
+    @staticmethod
+    def backward(ctx, dy, dsigns):
+        return dy * 3
+
+
+class WritesFixed(Uses):
+    """Writes to a Function's result that has no gradient."""
+
+    def use(self, y):
+        z, signs = Marked.apply(y)
+        row = signs[0]
+        row.zero_()
+        return z * self.scale + signs
+
+
 class Unread(Uses):
     """Has a result without a gradient, and one that nothing reads."""
 
@@ -167,7 +189,7 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, Unread, Checkpointed, Hooked, HookedLate,
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, WritesFixed, Unread, Checkpointed, Hooked, HookedLate,
                                   HookedTwice, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
@@ -196,9 +218,16 @@ def writes_to_a_part(module, y):
     row.mul_(2)
 
 
+def writes_past_its_readers(module, y):
+    module.read = y * 3
+    y.data.mul_(2)
+    y.register_hook(lambda d: d * 2)
+
+
 @pytest.mark.parametrize("use, told", [
     (hooks_a_parameter, "a hook on a parameter"), (reads_a_later_value, "reads what is computed after"),
-    (writes_to_a_part, "shares memory with others and is written to")], ids=lambda v: getattr(v, "__name__", ""))
+    (writes_to_a_part, "shares memory with others and is written to"),
+    (writes_past_its_readers, "read before a write which autograd does not record")], ids=lambda v: getattr(v, "__name__", ""))
 def test_hooks_that_a_step_refuses(use, told):
     class Used(Uses):
         def use(self, y):

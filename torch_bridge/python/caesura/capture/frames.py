@@ -94,6 +94,8 @@ _READ_AS = {
     "aten._nested_tensor_from_tensor_list": "attention over jagged nested tensors: pad them by torch.nested.to_padded_tensor(), and "
                                             "mask the scores",
     "mutation on a view chain": "it writes to a view of what as_strided() gives: write to that tensor, or clone it first",
+    "This view is the output of a function that returns multiple views": "it writes to one of the parts of split(), unbind() or chunk(): "
+                                                                          "clone that part first",
     "internal overlap": "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }

@@ -56,7 +56,8 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
                 _detach(graph, node, source)
     for node in filter(_is_marked, list(graph.graph.nodes)):
         for source in node.all_input_nodes:
-            if any(storage_of(t) in memory.last for t in tensors_of(source)):
+            value = source.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and any(storage_of(t) in memory.last for t in tensors_of(source)):
                 _view_before(graph, node, source)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
         if node.target is set_grad_enabled or _inference(node):

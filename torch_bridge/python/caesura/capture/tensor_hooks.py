@@ -8,9 +8,9 @@ is moved to right after the call that made the tensor, or last wrote to it.
 
 import torch
 
-from caesura.capture.compat import symbolic_convert
+from caesura.capture.compat import set_grad_enabled, symbolic_convert
 from caesura.capture.fx_meta import describe
-from caesura.capture.shared_memory import storage_of, tensors_of, written_to
+from caesura.capture.shared_memory import is_tracked, storage_of, tensors_of, written_to
 from caesura.capture.stop_gradient import FailsInEager
 
 
@@ -31,6 +31,11 @@ def is_hook(node) -> bool:
     return node.op == "call_function" and str(node.target) == "register_hook"
 
 
+def _is_recorded(graph, write):
+    modes = [n.args[0] for n in graph.find_nodes(op="call_function", target=set_grad_enabled) if n < write]
+    return all(modes[-1:]) and any(is_tracked(t) for target in written_to(write) for t in tensors_of(target))
+
+
 def _place(graph, hook, chains):
     """Moves one hook. Returns the reason if it cannot."""
     value = hook.meta["example_value"]
@@ -42,6 +47,9 @@ def _place(graph, hook, chains):
     start = max([alike[0], *(n for n in writes if n < hook)])
     if writes and any(start < user for n, t in sharing if t is not value and not start < n for user in n.users):
         return "that shares memory with others and is written to"
+    past = [n for n in writes if n < hook and not _is_recorded(graph, n)]  # the tensor keeps its gradient, and all its readers
+    if past and any(user < max(past) and any(map(is_tracked, tensors_of(user))) for n in alike for user in n.users):
+        return "that was read before a write which autograd does not record"
     chain = chains.setdefault(start, [])
     chain.append(hook)
     at = max([start, *(n for h in chain for n in h.args[1:] if isinstance(n, torch.fx.Node) and n.op != "get_attr")])
