@@ -98,7 +98,7 @@ def integers(d):
                                f"{v}.sort(-1)[1]"]), floating=False)
 
 
-@feature(1)
+@feature(3)
 def mixed(d):
     """A value of integers or bools beside floats."""
     whole = d.pick(floating=False)
@@ -134,12 +134,18 @@ def parts(d):
     return f"{', '.join(names)} = {d.rng.choice(made)}"
 
 
+def _overlapping(d, v):
+    """The text of a view in which elements share memory. LookupError without one."""
+    n = math.prod(d.shape_of(v))
+    if n < 3:
+        raise LookupError
+    return f"{v}.as_strided({d.rng.choice([(n - 1, 2), (2, n - 1)])}, (1, 1))"
+
+
 @feature(1)
 def strided(d):
     v = d.pick(least=1)
-    n = math.prod(d.shape_of(v))
-    return d.new(f"{v}.as_strided({d.rng.choice([(n, 2), (2, n), (n,), (2,)])}, (1, 1))" if n > 2 and d.rng.random() < 0.5 else
-                 f"{v}.as_strided(({n},), (1,))")
+    return d.new(_overlapping(d, v) if d.rng.random() < 0.5 else f"{v}.as_strided(({math.prod(d.shape_of(v))},), (1,))")
 
 
 # --- writes in place --------------------------------------------------------------------------------------------
@@ -175,6 +181,14 @@ def write_new(d):
     return f"{u}[0] = {v}[0]" if d.rng.random() < 0.5 else f"{u}.copy_({v})"
 
 
+@feature(0.5)
+def write_overlapping(d):
+    """Writes to a view in which elements share memory."""
+    v, u = d.pick(least=1, written=True), d.fresh()
+    d.extra(f"{u} = {_overlapping(d, v)}")
+    return d.rng.choice([f"{u}.mul_(0.5)", f"{u}[1].add_(1)", f"{u}[0] = {d.pick()}.mean()", f"{u}[:, 1].zero_()"])
+
+
 @feature(5)
 def write_past(d):
     """Writes to memory past the gradients."""
@@ -195,14 +209,15 @@ def write_shape(d):
                          f"{v}.swapaxes_(0, -1)"])
 
 
-@feature(2)
+@feature(3)
 def foreach(d):
     a, b = d.pick(written=True), d.pick(written=True)
     u, w = d.pick(), d.pick()
     if d.rng.random() < 0.3 or d.storage(a) == d.storage(b):  # one reads what another one writes: eager's gradient is of old values
-        return d.block("with torch.no_grad():", [d.rng.choice([
-            f"torch._foreach_add_([{a}, {b}], [{b}, {a}])", f"torch._foreach_mul_([{a}, {b}], 0.5)",
-            f"torch._foreach_add_([{a}, {b}], [{a}, {b}])", f"torch._foreach_lerp_([{b}, {a}], [{a}, {b}], 0.5)"])])
+        texts = [f"torch._foreach_add_([{a}, {b}], [{b}, {a}])", f"torch._foreach_mul_([{a}, {b}], 0.5)",
+                 f"torch._foreach_add_([{a}, {b}], [{a}, {b}])"]
+        texts += [f"torch._foreach_lerp_([{b}, {a}], [{a}, {b}], 0.5)"] if a != b else []
+        return d.block("with torch.no_grad():", [d.rng.choice(texts)])
     return d.rng.choice([
         f"torch._foreach_mul_([{a}, {b}], 0.5)", f"torch._foreach_add_([{a}], [{u}])", f"torch._foreach_sin_([{a}])",
         f"torch._foreach_copy_([{a}], [{u}])",
@@ -282,7 +297,7 @@ def hook(d):
     m = d.rng.choice(["module", *(f"module.{name}" for name in d.submodules())])
     kinds = [f"{m}.register_forward_hook(doubled)", f"{m}.register_forward_pre_hook(halved)"] * 3
     kinds += ["nn.modules.module.register_module_forward_hook(doubled)", "nn.modules.module.register_module_forward_pre_hook(halved)"]
-    kinds += [f"{m}.register_full_backward_hook(tripled)"] if d.rng.random() < 0.3 else []
+    kinds += [f"{m}.register_full_backward_hook(tripled)"]
     return f"handles.append({d.rng.choice(kinds)})"
 
 
@@ -313,7 +328,7 @@ def load(d):
     return "module.load_state_dict({k: v * 0.5 for k, v in module.state_dict().items()})"
 
 
-@feature(1, "before")
+@feature(4, "before")
 def setting_changed(d):
     return d.parts("scale") and f"module.scale0 = {d.rng.choice([0.25, 2.0, 3])}"
 

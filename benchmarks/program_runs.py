@@ -15,12 +15,14 @@ from unittest import mock
 import torch
 from operators import TOLERANCE, compare
 from program_draw import LARGEST, draw, load
+from torch._dynamo.utils import counters
 
 import caesura
 from caesura.frontends import compile_step, wrap
 from caesura.runtime import graph_executor
 
 CALLS = 3
+CAPTURED = 40  # graphs in three calls, at most: those with breaks have up to 20
 ROUTES = ("wrap", "step")
 RATE = 0.1
 STATES = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")  # of an optimizer
@@ -303,8 +305,12 @@ def check(route, source, name="program.py"):
             torch._dynamo.reset()
             caesura.reset_report()
             random.seed(0)
+            before = counters["stats"]["unique_graphs"]
             found, our_error = ours(route, program)
             outcomes.append(judged(found, our_error, expected, error, (precise, same_in_double), again))
+            captured = counters["stats"]["unique_graphs"] - before
+            if captured > CAPTURED:
+                outcomes.append(Outcome("failed", f"{captured} graphs were captured"))
     outcome = min(outcomes, key=lambda o: OUTCOMES.index(o.outcome))
     if (outcome.outcome == "silent" and writes_data_that_gradients_need(route, source)
             and difference(found, with_values_kept(route, program), precise, same_in_double) is None):

@@ -117,6 +117,16 @@ def derivative(d):
     return v and d.new(f"torch.autograd.grad(({v} * {v}).sin().sum(), {v}, create_graph={d.rng.random() < 0.7})[0]")
 
 
+@feature(0.25)
+def derivative_of_parameter(d):
+    w = d.parameter(d.shape_of(d.pick(least=1))[-1:])
+    d.extra(f"v{d.free} = ({w} * {w}).sin()")  # by which a graph before a break hands out a result to differentiate
+    v = f"v{d.free - 1}"
+    if d.rng.random() < 0.5:
+        d.extra("torch._dynamo.graph_break()")
+    return d.new(f"torch.autograd.grad({v}.square().sum(), {w}, create_graph=True)[0]")
+
+
 @feature(1)
 def checkpointed(d):
     v = d.pick()
@@ -178,7 +188,7 @@ def norm(d):
     return d.new(f"{d.part('norm', text, lambda m: size == getattr(m, 'num_features', None))}({v})")
 
 
-@feature(1)
+@feature(1.5)
 def statistics(d):
     norms = [name for name in d.parts("norm") if getattr(d.tensor(name), "running_mean", None) is not None]
     if not norms:
@@ -260,7 +270,7 @@ class Tied(nn.Module):
 """)
 
 
-@feature(0.15)
+@feature(0.2)
 def bag(d):
     w = d.parameter((4, 2))
     mode = d.rng.choice(["sum", "mean"])
