@@ -84,8 +84,8 @@ int64_t ThreadsFor(int64_t columns, int64_t vector, int64_t in_warp) {
 // which block is the last does not show in the result.
 class CudaRows {
  public:
-  CudaRows(KernelInfo& info, const CudaDevicePtr& device)
-      : info_(info), device_(device), group_(GroupOf(info)) {}
+  CudaRows(const KernelInfo& info, const CudaDevicePtr& device)
+      : device_(device), group_(GroupOf(info)) {}
 
   static Status Create(KernelInfo& info, const CudaDevicePtr& device);
 
@@ -109,11 +109,11 @@ class CudaRows {
   };
 
   // The numbers of columns, which Concat may add to, and of threads.
-  Status Measure();
-  Status Make();
-  Status AddInputs(Source& source);
-  Status AddOutputs(Source& source);
-  Status AddSum(Source& source, int output, const RowValue& what);
+  Status Measure(const KernelInfo& info);
+  Status Make(KernelInfo& info);
+  Status AddInputs(const KernelInfo& info, Source& source);
+  Status AddOutputs(KernelInfo& info, Source& source);
+  Status AddSum(KernelInfo& info, Source& source, int output, const RowValue& what);
   // The source for the address at which a row of a tensor of this shape begins.
   std::string RowOf(Source& source, const std::string& name, const Shape& shape) const;
   Operand OperandOf(int index, const RowValue& what) const {
@@ -121,7 +121,6 @@ class CudaRows {
   }
   Status Run(KernelContext& context) const;
 
-  KernelInfo& info_;  // during Create
   const CudaDevicePtr device_;
   const RowGroup group_;
   bool adds_ = false;  // it has sums over rows
@@ -146,28 +145,28 @@ std::string CudaRows::RowOf(Source& source, const std::string& name, const Shape
   return name + " + offset" + std::to_string(same - source.strides.begin());
 }
 
-Status CudaRows::AddInputs(Source& source) {
+Status CudaRows::AddInputs(const KernelInfo& info, Source& source) {
   for (int i : group_.reads) {
-    const DType dtype = info_.InputDType(i);
-    if (!kCudaTypes.Contains(dtype)) return info_.Refuse("has no CUDA source for these types");
-    const Shape& shape = info_.InputShape(i);
+    const DType dtype = info.InputDType(i);
+    if (!kCudaTypes.Contains(dtype)) return info.Refuse("has no CUDA source for these types");
+    const Shape& shape = info.InputShape(i);
     const RowValue what{dtype, ColumnsOf(shape)};
     const std::string name = "x" + std::to_string(i);
     source.parameters += std::string("const ") + CudaStorageType(dtype) + "* " + name + ", ";
     const std::string at = HasRows(row_dims_, shape) ? RowOf(source, name, shape) : name;
-    source.scribe.Declare(group_.inputs[i], what, at, info_.InputValue(i));
+    source.scribe.Declare(group_.inputs[i], what, at, info.InputValue(i));
     inputs_.push_back(OperandOf(i, what));
   }
   return {};
 }
 
-Status CudaRows::AddOutputs(Source& source) {
-  for (int i = 0; i < info_.output_count(); ++i) {
-    if (!info_.HasOutput(i)) continue;
+Status CudaRows::AddOutputs(KernelInfo& info, Source& source) {
+  for (int i = 0; i < info.output_count(); ++i) {
+    if (!info.HasOutput(i)) continue;
     const RowValue* what = source.scribe.Find(group_.outputs[i]);
-    if (what == nullptr) return info_.Refuse("an output has no CUDA source");
+    if (what == nullptr) return info.Refuse("an output has no CUDA source");
     if (std::count(group_.columns.begin(), group_.columns.end(), i) > 0) {
-      RETURN_IF_ERROR(AddSum(source, i, *what));
+      RETURN_IF_ERROR(AddSum(info, source, i, *what));
       continue;
     }
     std::vector<int64_t> dims = row_dims_;
@@ -177,15 +176,15 @@ Status CudaRows::AddOutputs(Source& source) {
     source.parameters += std::string(CudaStorageType(what->dtype)) + "* " + name + ", ";
     source.stores += source.scribe.StoreTo(RowOf(source, name, shape), group_.outputs[i]);
     outputs_.push_back(OperandOf(i, *what));
-    info_.SetOutput(i, what->dtype, std::move(shape));
+    info.SetOutput(i, what->dtype, std::move(shape));
   }
   return {};
 }
 
 // A sum of halves may be asked for as float32.
-Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
+Status CudaRows::AddSum(KernelInfo& info, Source& source, int output, const RowValue& what) {
   if (!kFloatTypes.Contains(what.dtype) || what.columns != columns_)
-    return info_.Refuse("sums over rows of this kind have no CUDA source");
+    return info.Refuse("sums over rows of this kind have no CUDA source");
   const auto dtype = static_cast<DType>(
       group_.outputs[output]->producer()->Attr<int64_t>("dtype", static_cast<int64_t>(what.dtype)));
   const bool doubles = what.dtype == DType::kFloat64;
@@ -206,31 +205,31 @@ Status CudaRows::AddSum(Source& source, int output, const RowValue& what) {
                    "0, gridDim.x, span, columns);\nfor (int j = 0; j < " + vector +
                    "; ++j) Store(" + name + " + first + j, total.at[j]);\n}\n";
   const size_t bytes = static_cast<size_t>(parts_ * columns_) * (doubles ? 8 : 4);
-  sums_.push_back({output, info_.BookScratch(bytes)});
+  sums_.push_back({output, info.BookScratch(bytes)});
   Shape shape{columns_};
   if (group_.is_sum) {
-    ASSIGN_OR_RETURN(shape, CheckDims(info_, info_.HostInts(1), dtype));
-    if (shape.elements() != columns_) return info_.Refuse("is no sum over rows");
+    ASSIGN_OR_RETURN(shape, CheckDims(info, info.HostInts(1), dtype));
+    if (shape.elements() != columns_) return info.Refuse("is no sum over rows");
   }
-  info_.SetOutput(output, dtype, std::move(shape));
+  info.SetOutput(output, dtype, std::move(shape));
   return {};
 }
 
-Status CudaRows::Measure() {
-  ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info_));
+Status CudaRows::Measure(const KernelInfo& info) {
+  ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info));
   for (int64_t dim : row_dims_) rows_ *= dim;
   RowScribe scribe(0, kMaxThreads, 1);
   for (int i : group_.reads) {
-    scribe.Declare(group_.inputs[i], {info_.InputDType(i), ColumnsOf(info_.InputShape(i))}, "",
-                   info_.InputValue(i));
+    scribe.Declare(group_.inputs[i], {info.InputDType(i), ColumnsOf(info.InputShape(i))}, "",
+                   info.InputValue(i));
   }
   for (const Node* node : group_.nodes) {
-    if (!scribe.Add(*node)) return info_.Refuse("has no CUDA source for " + node->Label());
+    if (!scribe.Add(*node)) return info.Refuse("has no CUDA source for " + node->Label());
   }
   columns_ = scribe.most_columns();
   vector_ = std::gcd(std::max<int64_t>(scribe.common_columns(), 1), kMaxVector);
   int64_t sums = 0;
-  for (int i : group_.columns) sums += info_.HasOutput(i) ? 1 : 0;
+  for (int i : group_.columns) sums += info.HasOutput(i) ? 1 : 0;
   adds_ = sums > 0;
   int64_t bytes = 8;  // of a column: what is loaded, and two values that follow from it
   for (int i : group_.reads) {
@@ -248,21 +247,21 @@ Status CudaRows::Measure() {
   return {};
 }
 
-Status CudaRows::Make() {
-  RETURN_IF_ERROR(Measure());
+Status CudaRows::Make(KernelInfo& info) {
+  RETURN_IF_ERROR(Measure(info));
   Source source{RowScribe(columns_, threads_, vector_), {}, {}, {}, {}, {}, {}, {}};
   if (source.scribe.Items(columns_) > kMaxItems)
-    return info_.Refuse("rows of so many columns do not fit into registers");
+    return info.Refuse("rows of so many columns do not fit into registers");
   // Sums over rows go by blocks. Their number follows from the device and the group only, and is
   // one that the device runs at once: more blocks would leave more parts to add up.
   parts_ = std::min({rows_, (adds_ ? resident_ : 64) * device_->multiprocessors()});
   if (adds_) parts_ = std::min(parts_, kMaxGroups * kMaxGroups);
   while (int64_t{span_} * span_ < parts_) ++span_;
-  RETURN_IF_ERROR(AddInputs(source));
+  RETURN_IF_ERROR(AddInputs(info, source));
   for (const Node* node : group_.nodes) {
-    if (!source.scribe.Add(*node)) return info_.Refuse("has no CUDA source for " + node->Label());
+    if (!source.scribe.Add(*node)) return info.Refuse("has no CUDA source for " + node->Label());
   }
-  RETURN_IF_ERROR(AddOutputs(source));
+  RETURN_IF_ERROR(AddOutputs(info, source));
   const StridedWalk walk = StridedWalk::Make(row_dims_, source.strides);
   walk_ = walk.Numbers();
   const RowScribe& scribe = source.scribe;
@@ -298,7 +297,7 @@ Status CudaRows::Make() {
 
 Status CudaRows::Create(KernelInfo& info, const CudaDevicePtr& device) {
   auto rows = std::make_shared<CudaRows>(info, device);
-  RETURN_IF_ERROR(rows->Make());
+  RETURN_IF_ERROR(rows->Make(info));
   info.SetCompute([rows](KernelContext& context) { return rows->Run(context); });
   return {};
 }

@@ -39,14 +39,14 @@ uint32_t FusedRows::Id(const Value* value) {
   return it->second;
 }
 
-Status FusedRows::MakeValues() {
-  inputs_ = info_.input_count();
-  ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info_));
+Status FusedRows::MakeValues(KernelInfo& info) {
+  inputs_ = info.input_count();
+  ASSIGN_OR_RETURN(row_dims_, RowDimsOf(info));
   for (int i = 0; i < inputs_; ++i) {
     const uint32_t id = Id(body_.inputs()[i]);
-    const bool rows = HasRows(row_dims_, info_.InputShape(i));
-    values_[id] = {rows, info_.InputDType(i), info_.InputShape(i),
-                   rows ? nullptr : info_.InputValue(i)};
+    const bool rows = HasRows(row_dims_, info.InputShape(i));
+    values_[id] = {rows, info.InputDType(i), info.InputShape(i),
+                   rows ? nullptr : info.InputValue(i)};
     if (!values_[id].rows) shared_.emplace_back(id, i);
   }
   for (const auto& [value, tensor] : body_.initializers()) {
@@ -88,9 +88,9 @@ std::vector<int64_t> FusedRows::GridStrides(const Shape& whole) const {
   return out;
 }
 
-void FusedRows::MakeGrid() {
+void FusedRows::MakeGrid(const KernelInfo& info) {
   std::vector<const Shape*> operands;
-  for (int i = 0; i < inputs_; ++i) operands.push_back(&info_.InputShape(i));
+  for (int i = 0; i < inputs_; ++i) operands.push_back(&info.InputShape(i));
   const int rank = static_cast<int>(row_dims_.size());
   // Neighbours merge where every operand has both, or neither.
   auto has = [&](const Shape& s, int d) {
@@ -114,12 +114,12 @@ void FusedRows::MakeGrid() {
   if (grid_.dims.empty()) grid_.dims.push_back(1);
 }
 
-Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
+Status FusedRows::MakeSteps(KernelInfo& info, int64_t rows, std::vector<TileStep>* steps) {
   const bool full = steps == &full_;
   std::vector<Shape> shapes(values_.size());
   for (int i = 0; i < inputs_; ++i) {
     const uint32_t id = Id(body_.inputs()[i]);
-    shapes[id] = values_[id].rows ? TileShape(info_.InputShape(i), rows) : info_.InputShape(i);
+    shapes[id] = values_[id].rows ? TileShape(info.InputShape(i), rows) : info.InputShape(i);
   }
   for (const auto& [value, tensor] : body_.initializers()) shapes[Id(value)] = tensor.shape();
   for (const auto& node : body_.nodes()) {
@@ -142,14 +142,14 @@ Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
     step.first_output = static_cast<uint32_t>(step.ids.size());
     KernelInfo kernel(*node, std::move(inputs), 1);
     Result<const KernelDef*> def = registry_.Create(kernel, "FusedRows");
-    if (!def.ok()) return info_.Refuse("a tile cannot run: " + def.status().message());
+    if (!def.ok()) return info.Refuse("a tile cannot run: " + def.status().message());
     for (size_t o = 0; o < node->outputs().size(); ++o) {
       const uint32_t id = Id(node->outputs()[o]);
       step.ids.push_back(id);
       if (id == 0) continue;
       const OutputInfo& output = kernel.outputs()[o];
       if (output.kind != OutputInfo::Kind::kPlanned)
-        return info_.Refuse("an output is sized at run time");
+        return info.Refuse("an output is sized at run time");
       if (shapes.size() < values_.size()) shapes.resize(values_.size());
       shapes[id] = output.shape;
       if (full) values_[id] = {has_rows, output.dtype, output.shape, nullptr};
@@ -157,15 +157,15 @@ Status FusedRows::MakeSteps(int64_t rows, std::vector<TileStep>* steps) {
     step.scratch_bytes = kernel.scratch_bytes();
     step.compute = kernel.TakeCompute();
     if (!step.compute || !kernel.aliases().empty())
-      return info_.Refuse("a kernel of a tile works in place");
+      return info.Refuse("a kernel of a tile works in place");
     steps->push_back(std::move(step));
   }
   return {};
 }
 
-Status FusedRows::MakeOutputs() {
-  const auto columns = info_.Attr<std::vector<int64_t>>("column_outputs", {});
-  for (int i = 0; i < info_.output_count(); ++i) {
+Status FusedRows::MakeOutputs(KernelInfo& info) {
+  const auto columns = info.Attr<std::vector<int64_t>>("column_outputs", {});
+  for (int i = 0; i < info.output_count(); ++i) {
     const uint32_t id = Id(body_.outputs()[i]);
     const TileValue& value = values_[id];
     if (std::count(columns.begin(), columns.end(), i) > 0) {
@@ -173,15 +173,15 @@ Status FusedRows::MakeOutputs() {
       DispatchDType<float, double>(
           value.dtype, [&](auto tag) { column.add = AddTo<typename decltype(tag)::type>; });
       if (column.add == nullptr)
-        return info_.Refuse(std::string("no sums over rows of ") + DTypeName(value.dtype));
+        return info.Refuse(std::string("no sums over rows of ") + DTypeName(value.dtype));
       columns_.push_back(column);
-      info_.SetOutput(i, value.dtype, value.shape);
+      info.SetOutput(i, value.dtype, value.shape);
       continue;
     }
     // The tile's shape with all rows in it.
     const int rank = static_cast<int>(row_dims_.size()) + 1;
     if (!value.rows || value.shape.rank() != rank || value.shape[rank - 2] != grid_.tile) {
-      return info_.Refuse("an output has no rows");
+      return info.Refuse("an output has no rows");
     }
     std::vector<int64_t> dims = row_dims_;
     dims.push_back(value.shape[rank - 1]);
@@ -189,13 +189,12 @@ Status FusedRows::MakeOutputs() {
     const std::vector<int64_t> strides = GridStrides(whole);
     row_operands_.push_back(
         {id, inputs_ + i, static_cast<int64_t>(DTypeSize(value.dtype)), strides});
-    info_.SetOutput(i, value.dtype, std::move(whole));
+    info.SetOutput(i, value.dtype, std::move(whole));
   }
   return {};
 }
 
-// Values that stay in the tile take turns in its memory.
-void FusedRows::PlaceScratch() {
+size_t FusedRows::PlaceScratch() {
   std::vector<int> last_use(values_.size(), -1);
   std::vector<bool> placed(values_.size(), false);
   placed[0] = true;
@@ -246,26 +245,26 @@ void FusedRows::PlaceScratch() {
   end += Aligned(static_cast<int64_t>(kernel_scratch_));
   kernel_scratch_ = kernels;
   part_bytes_ = end;
-  scratch_ = info_.BookScratch(part_bytes_ * parts_);
+  return part_bytes_ * parts_;
 }
 
-Status FusedRows::Create() {
-  RETURN_IF_ERROR(MakeValues());
-  MakeGrid();
+Status FusedRows::Create(KernelInfo& info) {
+  RETURN_IF_ERROR(MakeValues(info));
+  MakeGrid(info);
   int64_t row_bytes = 0, all_rows = 1, row_elements = 1;
   for (int64_t dim : grid_.dims) all_rows *= dim;
   for (int i = 0; i < inputs_; ++i) {
-    const Shape& shape = info_.InputShape(i);
+    const Shape& shape = info.InputShape(i);
     if (!HasRows(row_dims_, shape)) continue;
     const int64_t elements = shape[shape.rank() - 1];
     row_elements = std::max(row_elements, elements);
-    row_bytes += elements * static_cast<int64_t>(DTypeSize(info_.InputDType(i)));
+    row_bytes += elements * static_cast<int64_t>(DTypeSize(info.InputDType(i)));
   }
   // The body's results are taken to be as wide as its inputs.
   row_bytes += static_cast<int64_t>(body_.nodes().size()) * row_elements * 4;
   grid_.tile = std::clamp<int64_t>(kTileBytes / row_bytes, 1, grid_.dims.back());
   const int64_t work = all_rows * row_elements * static_cast<int64_t>(body_.nodes().size());
-  const int64_t threads = std::min<int64_t>(info_.threads(), kMaxParts);
+  const int64_t threads = std::min<int64_t>(info.threads(), kMaxParts);
   parts_ =
       static_cast<int>(std::clamp<int64_t>(std::min(threads, work / kParallelGrain), 1, all_rows));
   // Every thread has tiles to do, about as many as the others.
@@ -276,13 +275,13 @@ Status FusedRows::Create() {
   for (int i = 0; i < inputs_; ++i) {
     const uint32_t id = Id(body_.inputs()[i]);
     if (!values_[id].rows) continue;
-    const auto bytes = static_cast<int64_t>(DTypeSize(info_.InputDType(i)));
-    row_operands_.push_back({id, i, bytes, GridStrides(info_.InputShape(i))});
+    const auto bytes = static_cast<int64_t>(DTypeSize(info.InputDType(i)));
+    row_operands_.push_back({id, i, bytes, GridStrides(info.InputShape(i))});
   }
-  RETURN_IF_ERROR(MakeSteps(grid_.tile, &full_));
-  if (grid_.tail() != grid_.tile) RETURN_IF_ERROR(MakeSteps(grid_.tail(), &tail_));
-  RETURN_IF_ERROR(MakeOutputs());
-  PlaceScratch();
+  RETURN_IF_ERROR(MakeSteps(info, grid_.tile, &full_));
+  if (grid_.tail() != grid_.tile) RETURN_IF_ERROR(MakeSteps(info, grid_.tail(), &tail_));
+  RETURN_IF_ERROR(MakeOutputs(info));
+  scratch_ = info.BookScratch(PlaceScratch());
   return {};
 }
 

@@ -67,28 +67,25 @@ class FusedRows {
  public:
   static constexpr int kMaxParts = 128;  // threads that take tiles
 
-  FusedRows(KernelInfo& info, const KernelRegistry& registry)
-      : info_(info),
-        registry_(registry),
-        body_(**info.node().FindAttr<std::shared_ptr<Graph>>("body")) {}
+  FusedRows(const Graph& body, const KernelRegistry& registry) : registry_(registry), body_(body) {}
 
   // kDeclined where the shapes are not as the pass that built the body took them to be.
-  Status Create();
+  Status Create(KernelInfo& info);
   Status Run(KernelContext& context) const;
 
  private:
-  Status MakeValues();
-  void MakeGrid();
-  Status MakeSteps(int64_t rows, std::vector<TileStep>* steps);
-  Status MakeOutputs();
-  void PlaceScratch();
+  Status MakeValues(KernelInfo& info);
+  void MakeGrid(const KernelInfo& info);
+  Status MakeSteps(KernelInfo& info, int64_t rows, std::vector<TileStep>* steps);
+  Status MakeOutputs(KernelInfo& info);
+  // Values that stay in the tile take turns in its memory. Returns the bytes of all parts.
+  size_t PlaceScratch();
   uint32_t Id(const Value* value);
   // The shape that `whole` has in a tile of so many rows.
   Shape TileShape(const Shape& whole, int64_t rows) const;
   std::vector<int64_t> GridStrides(const Shape& whole) const;
   Status RunTiles(KernelContext& context, int part, int64_t first, int64_t last) const;
 
-  KernelInfo& info_;  // during Create
   const KernelRegistry& registry_;
   const Graph& body_;
 

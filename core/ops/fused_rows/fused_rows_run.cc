@@ -78,8 +78,9 @@ Status FusedRows::Run(KernelContext& context) const {
 namespace {
 
 Status CreateFusedRows(KernelInfo& info, const KernelRegistry& registry) {
-  auto fused = std::make_shared<FusedRows>(info, registry);
-  const Status status = fused->Create();
+  auto fused =
+      std::make_shared<FusedRows>(**info.node().FindAttr<std::shared_ptr<Graph>>("body"), registry);
+  const Status status = fused->Create(info);
   if (status.ok()) {
     info.SetCompute([fused](KernelContext& context) { return fused->Run(context); });
     return {};
