@@ -12,6 +12,8 @@
 #include <mutex>
 #include <optional>
 
+#include "core/base/hand_over.h"
+
 namespace caesura::torch {
 namespace {
 
@@ -396,10 +398,9 @@ void RegisterCapturedCalls() {
     library.class_<CapturedGraph>("Graph")
         .def(::torch::init(
             [](int64_t values, const c10::intrusive_ptr<CallCounters>& counters, int64_t gpu) {
-              // 0, or the address of a shared_ptr that is handed over (_core.Gpu.share).
-              using Provider = std::shared_ptr<const ExecutionProvider>;
-              const std::unique_ptr<Provider> given(reinterpret_cast<Provider*>(gpu));
-              return c10::make_intrusive<CapturedGraph>(values, counters, given ? *given : nullptr);
+              auto provider = TakeOver<const ExecutionProvider>(gpu);  // _core.Gpu.share
+              TORCH_CHECK(gpu == 0 || provider, "no GPU was handed over as ", gpu);
+              return c10::make_intrusive<CapturedGraph>(values, counters, std::move(provider));
             }))
         .def("add_constant", &CapturedGraph::AddConstant)
         .def("add_program", &CapturedGraph::AddProgram)
@@ -412,11 +413,10 @@ void RegisterCapturedCalls() {
         [](const c10::intrusive_ptr<CapturedGraph>& forward,
            std::optional<c10::intrusive_ptr<CapturedGraph>> backward,
            std::vector<std::vector<int64_t>> layout, bool random, int64_t key, int64_t keep_alive) {
-          // The address of a shared_ptr that is handed over (_core.keep_alive).
-          const std::unique_ptr<std::shared_ptr<void>> keep(
-              reinterpret_cast<std::shared_ptr<void>*>(keep_alive));
+          auto held = TakeOver<void>(keep_alive);  // _core.keep_alive
+          TORCH_CHECK(held, "nothing was handed over as ", keep_alive);
           return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr),
-                                                   std::move(layout), random, key, *keep);
+                                                   std::move(layout), random, key, std::move(held));
         }));
     library.def(
         "differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? "

@@ -68,18 +68,14 @@ std::tuple<double, int64_t, double, int64_t> CallCounters::Take() {
 }
 
 void CapturedGraph::Add(Step step) {
-  const auto check = [&](int64_t i) {
-    TORCH_CHECK(i >= 0 && i < value_count(), "the graph has no value ", i);
-  };
   for (const std::vector<int64_t>* numbers : {&step.reads, &step.writes, &step.dead}) {
-    for (int64_t i : *numbers) check(i);
-  }
-  for (const Argument& argument : step.arguments) {
-    for (const Item& item : argument.items) {
-      if (item.from != -1) check(item.from);
-    }
+    for (int64_t i : *numbers) Check(i);
   }
   steps_.push_back(std::move(step));
+}
+
+void CapturedGraph::Check(int64_t value) const {
+  TORCH_CHECK(value >= 0 && value < value_count(), "the graph has no value ", value);
 }
 
 void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> reads,
@@ -88,43 +84,37 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
   const auto provider = [] {
     return MakeCpuProvider([](KernelRegistry& registry) { RegisterAtenKernels(registry); });
   };
-  Step step{Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), gpu_, provider, /*threads=*/0)),
-            std::nullopt};
-  step.reads = std::move(reads);
-  step.writes = std::move(writes);
-  step.dead = std::move(dead);
-  Add(std::move(step));
+  ProgramCall call{
+      Checked(OpenCaptured(Checked(ReadModelBytes(bytes)), gpu_, provider, /*threads=*/0))};
+  Add({std::move(call), std::move(reads), std::move(writes), std::move(dead)});
 }
 
 void CapturedGraph::AddPart(std::vector<int64_t> writes, std::vector<int64_t> dead) {
-  const auto last = std::find_if(steps_.rbegin(), steps_.rend(),
-                                 [](const Step& step) { return step.program != nullptr; });
+  const auto last = std::find_if(steps_.rbegin(), steps_.rend(), [](const Step& step) {
+    return std::holds_alternative<ProgramCall>(step.call);
+  });
   TORCH_CHECK(last != steps_.rend(), "a part of no program");
-  Step step{last->program, std::nullopt};
-  step.is_part = true;
-  step.writes = std::move(writes);
-  step.dead = std::move(dead);
-  Add(std::move(step));
+  ProgramCall call{std::get<ProgramCall>(last->call).program, /*is_part=*/true};
+  Add({std::move(call), {}, std::move(writes), std::move(dead)});
 }
 
 void CapturedGraph::AddCut() {
-  Step step{nullptr, std::nullopt};
-  step.is_cut = true;
-  Add(std::move(step));
+  Add({Cut{}});
   ++cut_count_;
 }
 
-CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) {
+CapturedGraph::Item CapturedGraph::MakeItem(const IValue& encoded) const {
   if (Tag(encoded) != "value") return {-1, encoded};
-  return {encoded.toTupleRef().elements().at(1).toInt(), {}};
+  const int64_t value = encoded.toTupleRef().elements().at(1).toInt();
+  Check(value);
+  return {value, {}};
 }
 
 void CapturedGraph::AddOperator(const std::string& name, const std::string& overload,
                                 const IValue& arguments, int64_t writes, bool counts,
                                 std::vector<int64_t> dead) {
-  Step step{nullptr,
-            c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
-  const auto& formals = step.op->schema().arguments();
+  OperatorCall call{c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())};
+  const auto& formals = call.op.schema().arguments();
   const auto& given = arguments.toTupleRef().elements();
   TORCH_CHECK(given.size() == formals.size(), name, " takes ", formals.size(), " arguments, got ",
               given.size());
@@ -137,12 +127,10 @@ void CapturedGraph::AddOperator(const std::string& name, const std::string& over
     } else {
       argument.items.push_back(MakeItem(given[i]));
     }
-    step.arguments.push_back(std::move(argument));
+    call.arguments.push_back(std::move(argument));
   }
-  step.counts = counts;
-  step.writes = {writes};
-  step.dead = std::move(dead);
-  Add(std::move(step));
+  call.counts = counts;
+  Add({std::move(call), {}, {writes}, std::move(dead)});
 }
 
 namespace {
@@ -201,18 +189,15 @@ void CapturedGraph::AddSize(const std::string& name, const IValue& arguments, in
       {"lt", [](int64_t a, int64_t b) { return int64_t{a < b}; }},
       {"eq", [](int64_t a, int64_t b) { return int64_t{a == b}; }},
       {"ne", [](int64_t a, int64_t b) { return int64_t{a != b}; }}};
-  Step step{nullptr, std::nullopt};
+  SizeCall call{nullptr, {}};
   for (const auto& [known, function] : kFunctions) {
-    if (name == known) step.size = function;
+    if (name == known) call.function = function;
   }
-  TORCH_CHECK(step.size, "there is no function '", name, "' of sizes");
-  step.arguments.emplace_back();
+  TORCH_CHECK(call.function, "there is no function '", name, "' of sizes");
   for (const IValue& argument : arguments.toTupleRef().elements())
-    step.arguments[0].items.push_back(MakeItem(argument));
-  TORCH_CHECK(!step.arguments[0].items.empty(), "a function of no sizes");
-  step.writes = {writes};
-  step.dead = std::move(dead);
-  Add(std::move(step));
+    call.arguments.push_back(MakeItem(argument));
+  TORCH_CHECK(!call.arguments.empty(), "a function of no sizes");
+  Add({std::move(call), {}, {writes}, std::move(dead)});
 }
 
 int64_t CapturedGraph::IntOf(const Item& item, const Values& values) {
@@ -221,33 +206,29 @@ int64_t CapturedGraph::IntOf(const Item& item, const Values& values) {
 
 void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes,
                                std::vector<int64_t> dead) {
-  Step step{nullptr, std::nullopt};
-  step.index = index;
-  step.reads = {reads};
-  step.writes = {writes};
-  step.dead = std::move(dead);
-  Add(std::move(step));
+  Add({Element{index}, {reads}, {writes}, std::move(dead)});
 }
 
-void CapturedGraph::RunProgram(const Step& step, Progress& progress) const {
+void CapturedGraph::RunProgram(const ProgramCall& call, const Step& step,
+                               Progress& progress) const {
   Values& values = progress.values;
   ProfiledSteps profiled;
   std::vector<ExecutionObserver*> observers;
   if (at::hasCallbacks()) observers = {&profiled};
   if (gpu_) Checked(WaitForTorch(*gpu_));
   RunResult run;
-  if (step.is_part) {
+  if (call.is_part) {
     TORCH_CHECK(progress.program, "a program has fewer yields than parts");
-    run = step.program->Resume(std::move(progress.program), std::move(observers));
+    run = call.program->Resume(std::move(progress.program), std::move(observers));
   } else {
-    run = StartProgram(step, values, std::move(observers));
+    run = StartProgram(call, step, values, std::move(observers));
   }
   if (gpu_) Checked(TorchWaits(*gpu_));
   TORCH_CHECK(run.status.ok(), run.status.message());
   const std::vector<RuntimeValue>& results = run.values;
   TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
               " values, not ", step.writes.size());
-  if (run.suspended && !step.is_part) {
+  if (run.suspended && !call.is_part) {
     progress.program_reads.clear();
     for (int64_t i : step.reads) progress.program_reads.push_back(VersionOf(values[i]));
   }
@@ -263,7 +244,8 @@ void CapturedGraph::RunProgram(const Step& step, Progress& progress) const {
   }
 }
 
-RunResult CapturedGraph::StartProgram(const Step& step, const Values& values,
+RunResult CapturedGraph::StartProgram(const ProgramCall& call, const Step& step,
+                                      const Values& values,
                                       std::vector<ExecutionObserver*> observers) {
   std::vector<RuntimeValue> feeds;
   feeds.reserve(step.reads.size());
@@ -279,27 +261,33 @@ RunResult CapturedGraph::StartProgram(const Step& step, const Values& values,
   }
   RunOptions options;
   options.observers = std::move(observers);
-  return step.program->Run({.feeds = std::move(feeds),
+  return call.program->Run({.feeds = std::move(feeds),
                             .options = std::move(options),
                             .plan = {.known = std::move(known)},
                             .stops_at_yields = true});
 }
 
-void CapturedGraph::RunOperator(const Step& step, Values& values) {
+IValue CapturedGraph::RunOperator(const OperatorCall& call, const Values& values) {
   std::vector<IValue> stack;
-  stack.reserve(step.arguments.size());
-  for (const Argument& argument : step.arguments) {
+  stack.reserve(call.arguments.size());
+  for (const Argument& argument : call.arguments) {
     std::vector<IValue> items;
     for (const Item& item : argument.items)
       items.push_back(item.from < 0 ? item.constant : values[item.from]);
     stack.push_back(argument.is_list ? ListArgument(argument.type, items)
                                      : ItemArgument(argument.type, items[0]));
   }
-  step.op->callBoxed(&stack);
-  values[step.writes[0]] = stack.size() == 1 ? std::move(stack[0])
-                                             : IValue(c10::ivalue::Tuple::create(std::move(stack)));
-  if (values[step.writes[0]].isSymInt())
-    values[step.writes[0]] = values[step.writes[0]].toSymInt().expect_int();
+  call.op.callBoxed(&stack);
+  IValue result = stack.size() == 1 ? std::move(stack[0])
+                                    : IValue(c10::ivalue::Tuple::create(std::move(stack)));
+  return result.isSymInt() ? IValue(result.toSymInt().expect_int()) : result;
+}
+
+IValue CapturedGraph::ElementOf(const IValue& from, int64_t index) {
+  TORCH_CHECK(from.isTuple() || from.isList(), "an element of what is no list");
+  const c10::ArrayRef<IValue> elements =
+      from.isTuple() ? from.toTupleRef().elements().asArrayRef() : from.toListRef();
+  return elements.at(index);
 }
 
 void CapturedGraph::Run(Values& values) const {
@@ -335,24 +323,20 @@ void CapturedGraph::RunToCut(Progress& progress) const {
   Values& values = progress.values;
   while (progress.next < steps_.size()) {
     const Step& step = steps_[progress.next++];
-    if (step.is_cut) return;
-    if (step.program) {
+    if (std::holds_alternative<Cut>(step.call)) return;
+    if (const auto* program = std::get_if<ProgramCall>(&step.call)) {
       const int64_t began = Now();
-      RunProgram(step, progress);
-      counters_->AddProgram(Now() - began, step.is_part);
-    } else if (step.op) {
-      const int64_t began = step.counts ? Now() : 0;
-      RunOperator(step, values);
-      if (step.counts) counters_->AddOperator(Now() - began);
-    } else if (step.size) {
-      const std::vector<Item>& items = step.arguments[0].items;
-      values[step.writes[0]] = step.size(IntOf(items.front(), values), IntOf(items.back(), values));
+      RunProgram(*program, step, progress);
+      counters_->AddProgram(Now() - began, program->is_part);
+    } else if (const auto* op = std::get_if<OperatorCall>(&step.call)) {
+      const int64_t began = op->counts ? Now() : 0;
+      values[step.writes[0]] = RunOperator(*op, values);
+      if (op->counts) counters_->AddOperator(Now() - began);
+    } else if (const auto* size = std::get_if<SizeCall>(&step.call)) {
+      values[step.writes[0]] = size->function(IntOf(size->arguments.front(), values),
+                                              IntOf(size->arguments.back(), values));
     } else {
-      const IValue& from = values[step.reads[0]];
-      TORCH_CHECK(from.isTuple() || from.isList(), "an element of what is no list");
-      const c10::ArrayRef<IValue> elements =
-          from.isTuple() ? from.toTupleRef().elements().asArrayRef() : from.toListRef();
-      values[step.writes[0]] = IValue(elements.at(step.index));
+      values[step.writes[0]] = ElementOf(values[step.reads[0]], std::get<Element>(step.call).index);
     }
     for (int64_t i : step.dead) values[i] = IValue();
   }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "core/runtime/program.h"
@@ -114,22 +115,37 @@ class CapturedGraph : public ::torch::CustomClassHolder {
     bool is_list = false;
     std::vector<Item> items = {};
   };
-  struct Step {
-    std::shared_ptr<caesura::Program> program;    // or
-    std::optional<c10::OperatorHandle> op;        // or
-    int64_t (*size)(int64_t, int64_t) = nullptr;  // or the element of one value
+  struct Cut {};
+  struct ProgramCall {
+    std::shared_ptr<caesura::Program> program;
+    bool is_part = false;  // goes on from a yield
+  };
+  struct OperatorCall {
+    c10::OperatorHandle op;
     std::vector<Argument> arguments = {};
-    bool is_part = false, is_cut = false, counts = false;
-    int64_t index = 0;
+    bool counts = false;
+  };
+  struct SizeCall {
+    int64_t (*function)(int64_t, int64_t);
+    std::vector<Item> arguments;
+  };
+  struct Element {
+    int64_t index;
+  };
+  struct Step {
+    std::variant<Cut, ProgramCall, OperatorCall, SizeCall, Element> call;
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };
   void Add(Step step);
-  void RunProgram(const Step& step, Progress& progress) const;
-  static caesura::RunResult StartProgram(const Step& step, const Values& values,
+  void Check(int64_t value) const;
+  void RunProgram(const ProgramCall& call, const Step& step, Progress& progress) const;
+  static caesura::RunResult StartProgram(const ProgramCall& call, const Step& step,
+                                         const Values& values,
                                          std::vector<ExecutionObserver*> observers);
-  static void RunOperator(const Step& step, Values& values);
+  static c10::IValue RunOperator(const OperatorCall& call, const Values& values);
+  static c10::IValue ElementOf(const c10::IValue& from, int64_t index);
   static int64_t IntOf(const Item& item, const Values& values);
-  static Item MakeItem(const c10::IValue& encoded);
+  Item MakeItem(const c10::IValue& encoded) const;
 
   Values constants_;
   c10::intrusive_ptr<CallCounters> counters_;

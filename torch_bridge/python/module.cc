@@ -6,6 +6,7 @@
 #include "core/ops/cpu_kernels.h"
 #include "core/base/build_facts.h"
 #include "core/base/env.h"
+#include "core/base/hand_over.h"
 #include "core/base/log.h"
 #include "core/base/utf8.h"
 #include "core/onnx/model_reader.h"
@@ -87,15 +88,14 @@ PyObject* MakeError(nanobind::module_& m, const char* name, const char* doc) {
   return error;
 }
 
-// The address of a shared_ptr<void> that holds the object; for a constructor of the torch library's
-// to take over.
+// A number for a constructor of the torch library's (hand_over.h), which then holds the object.
 int64_t KeepAlive(nanobind::object object) {
   auto release = [](void* held) {
     if (!Py_IsInitialized()) return;
     nanobind::gil_scoped_acquire lock;
     Py_DECREF(static_cast<PyObject*>(held));
   };
-  return reinterpret_cast<int64_t>(new std::shared_ptr<void>(object.release().ptr(), release));
+  return HandOver(std::shared_ptr<void>(object.release().ptr(), release));
 }
 
 }  // namespace

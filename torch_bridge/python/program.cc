@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "core/base/hand_over.h"
 #include "core/base/status_macros.h"
 #include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
@@ -163,10 +164,9 @@ void BindProgram(nb::module_& m) {
              }();
              return std::shared_ptr<Communicator>(Unwrap(std::move(ranks)));
            })
-      // The address of a shared_ptr for torch.classes.caesura.Graph to take over.
+      // A number for torch.classes.caesura.Graph (hand_over.h).
       .def("share", [](const Gpu& gpu) {
-        return reinterpret_cast<int64_t>(
-            new std::shared_ptr<const ExecutionProvider>(gpu.provider));
+        return HandOver(std::shared_ptr<const ExecutionProvider>(gpu.provider));
       });
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::bytes, int, const Gpu*>(), nb::arg("model"), nb::arg("threads"),
