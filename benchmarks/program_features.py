@@ -181,7 +181,7 @@ def write_new(d):
     return f"{u}[0] = {v}[0]" if d.rng.random() < 0.5 else f"{u}.copy_({v})"
 
 
-@feature(0.5)
+@feature(0.2)
 def write_overlapping(d):
     """Writes to a view in which elements share memory."""
     v, u = d.pick(least=1, written=True), d.fresh()
