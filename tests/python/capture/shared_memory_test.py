@@ -316,6 +316,28 @@ def a_view_whose_part_is_written_before_its_data(m, x):
     return y[0]
 
 
+@case
+def detached_after_a_checkpoint(m, x):
+    d = torch.utils.checkpoint.checkpoint(lambda t: t.sin(), m.a(x), use_reentrant=False).detach()  # m.a has no gradient
+    d.add_(m.b(x))
+    return d
+
+
+@case
+def scaled_by_a_parameter_under_no_grad(m, x):
+    y = Twice.apply(m.a(x))
+    with torch.no_grad():
+        y.mul_(m.b(x))  # m.b has no gradient
+    return y
+
+
+@case
+def scaled_by_a_parameter(m, x):
+    y = Twice.apply(m.a(x))
+    y.mul_(m.b(x))
+    return y
+
+
 @pytest.mark.parametrize("forward", CASES.values(), ids=CASES)
 def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)

@@ -16,6 +16,7 @@ from caesura.capture.fx_meta import describe
 from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
 
 aten = torch.ops.aten
+_UNRECORDED = "caesura_unrecorded"  # of calls that autograd does not record
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 
 
@@ -45,6 +46,8 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
                 if source not in written and any(map(memory.only_others_track, tensors_of(source)))]
         passes = bool(bare) or any(map(memory.tracks, given))
         problems += memory.enter(node, written, recording and not inference)
+        if not recording or inference:
+            node.meta[_UNRECORDED] = True
         results = [t for target in written for t in tensors_of(target)] or tensors_of(node)
         if passes and results and (node in leaves or not any(map(memory.tracks, results))):
             mark(node)
@@ -112,36 +115,45 @@ class FailsInEager(RuntimeError):
     """An error that eager raises, too."""
 
 
-def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: list) -> set:
-    """The positions of dynamo's inputs that autograd would hand a gradient of `loss`: PyTorch's optimizers leave the others as
-    they are, where a gradient of zeros would have them decay. functions: as take_functions() gives them. To be called before
+def reached_by_autograd(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: list):
+    """reached_inputs(), or None where autograd cannot tell. functions: as take_functions() gives them. To be called before
     mark_cuts(). Raises FailsInEager."""
-    inputs = graph.graph.find_nodes(op="placeholder")
     value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
-    if whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes)):
-        # Autograd knows. Dynamo's tensors have no values, but their gradients.
-        leaves = {i: t for i, node in enumerate(inputs) for t in tensors_of(node) if t.is_leaf and t.requires_grad}
-        try:
-            with value.fake_mode, value.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-                gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-            return {i for i, gradient in zip(leaves, gradients) if gradient is not None}
-        except (RuntimeError, AssertionError) as error:  # AssertionError: of tensors that PyTorch made without its fake mode
-            if "modified by an inplace operation" in str(error):
-                raise FailsInEager(str(error)) from None
-            logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
+    if not (whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes))):
+        return None
+    # Dynamo's tensors have no values, but their gradients.
+    leaves = {i: t for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) for t in tensors_of(node)
+              if t.is_leaf and t.requires_grad}
+    try:
+        with value.fake_mode, value.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+            gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+        return {i for i, gradient in zip(leaves, gradients) if gradient is not None}
+    except (RuntimeError, AssertionError) as error:  # AssertionError: of tensors that PyTorch made without its fake mode
+        if "modified by an inplace operation" in str(error):
+            raise FailsInEager(str(error)) from None
+        logging.getLogger("caesura").info("a backward without values fails", exc_info=True)
+        return None
+
+
+def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
+    """The positions of dynamo's inputs that autograd would hand a gradient of `loss`: PyTorch's optimizers leave the others as
+    they are, where a gradient of zeros would have them decay. To be called after mark_cuts()."""
+    inputs = graph.graph.find_nodes(op="placeholder")
     given = {id(t) for node in inputs for t in tensors_of(node)}
 
     def begins(tensor) -> bool:
         """True for a leaf of the forward's own. Tensors within functorch's transforms are leaves of another kind."""
         return tensor.is_leaf and id(tensor) not in given and not is_functorch_wrapped_tensor(tensor)
 
-    leads, groups = {loss}, set()  # what the loss is computed from, and the memory that it reads
+    leads, groups = {loss}, set()  # what the loss is computed from, and the memory that this reads
     for node in reversed(graph.graph.nodes):
-        passes = "example_value" not in node.meta or any(is_tracked(t) and not begins(t) for t in tensors_of(node))
-        if node in leads:
-            groups.update(map(group_of, tensors_of(node)))
-        if (node in leads and passes) or any(group_of(t) in groups for target in written_to(node) for t in tensors_of(target)):
-            leads.update(node.all_input_nodes)
+        passes = not _is_marked(node) and ("example_value" not in node.meta or any(
+            is_tracked(t) and not begins(t) for t in tensors_of(node)))
+        written = written_to(node)
+        if passes and (node in leads or any(group_of(t) in groups for target in written for t in tensors_of(target))):
+            sources = written if written and _UNRECORDED in node.meta else node.all_input_nodes
+            leads.update(sources)
+            groups.update(group_of(t) for source in sources for t in tensors_of(source))
     return {i for i, node in enumerate(inputs) if node in leads}
 
 

@@ -32,8 +32,8 @@ from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_inputs, record,
-                                           sparse_inputs, takes_gradients)
+from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_by_autograd,
+                                           reached_inputs, record, sparse_inputs, takes_gradients)
 from caesura.capture.subclasses import refused_subclasses
 from caesura.capture.tensor_hooks import place_hooks
 from caesura.frontends.ranked import Ranked
@@ -305,8 +305,9 @@ class CompiledStep(Suspendable, Ranked):
         if differentiates and functions:
             problems.append("an autograd.Function, or a hook, in a forward that takes gradients")
         problems += hooks
-        reached, sparse = reached_inputs(graph, loss, functions), sparse_inputs(graph)
+        reached, sparse = reached_by_autograd(graph, loss, functions), sparse_inputs(graph)
         problems += [problem for part in parts_of(graph) for problem in mark_cuts(part, functions, keep_modes=differentiates)]
+        reached = reached_inputs(graph, loss) if reached is None else reached
         problems += [f"it assigns the data of a tensor: write to the tensor itself, copy_() or lerp_() under no_grad "
                      f"(at {describe(node)})" for node in data_assignments(graph.graph)]
         problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
