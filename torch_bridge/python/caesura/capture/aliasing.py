@@ -8,7 +8,7 @@ import re
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from caesura.capture.compat import (APPLIES_FUNCTION, base, force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor,
+from caesura.capture.compat import (APPLIES_FUNCTION, OutputType, apply_view_meta_sequence, base, force_recompile, get_data, has_hooks, is_functorch_wrapped_tensor,
                                     preserve_version, set_grad_enabled, storage_id, tree_leaves)
 from caesura.capture.shared_memory import is_tracked, name_of, tensors_of, written_to
 from caesura.reports import fall_back
@@ -217,6 +217,24 @@ def views_of_each_other(results) -> list:
             groups[id(of)].append(i)
     positions = {id(value): i for i, value in enumerate(results)}
     return [[positions.get(of), *views] for of, views in groups.items() if of in positions or len(views) > 1]
+
+
+def views_made_anew_fit(metadata, results) -> bool:
+    """False if PyTorch's record of how to make a result from its base gives another view: an error in each call, or wrong values. It does
+    where a view is detached (PyTorch 2.13 to 2.15). metadata: AOT autograd's; results: the graph's own and the
+    bases, without values."""
+    for result, info in zip(results, metadata.output_info):
+        steps = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
+        if not info.output_type.name.startswith("alias_of_intermediate") or any(step.has_symbolic_inputs for step in steps):
+            continue
+        own = info.output_type == OutputType.alias_of_intermediate_base_is_user_output
+        try:
+            made = apply_view_meta_sequence(results[info.base_idx + (0 if own else len(metadata.output_info))], steps)
+        except RuntimeError:
+            return False
+        if made.shape != result.shape or made.stride() != result.stride() or made.storage_offset() != result.storage_offset():
+            return False
+    return True
 
 
 def as_views(call, groups):

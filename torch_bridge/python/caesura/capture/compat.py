@@ -34,6 +34,7 @@ _PRIVATE = {
     "inductor_config": "torch._inductor.config",  # its fallback_random: whether a graph keeps random calls that nothing reads
     "global_decomposition_table": "torch._decomp.global_decomposition_table",
     "min_cut_partition": "torch._functorch.partitioners.min_cut_rematerialization_partition",
+    "apply_view_meta_sequence": "torch._C._functionalization.apply_view_meta_sequence",
     "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
     # Tracing: fake tensors, the state of a trace, and symbolic sizes.
     "detect_fake_mode": "torch._guards.detect_fake_mode",

@@ -11,8 +11,8 @@ from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
 from caesura.capture.aliasing import (as_views, data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
-                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_of_each_other,
-                                      views_past_autograd, writes_to_overlaps, writes_to_saved)
+                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_made_anew_fit,
+                                      views_of_each_other, views_past_autograd, writes_to_overlaps, writes_to_saved)
 from caesura.capture.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
@@ -50,6 +50,7 @@ class _Captured:
     forward: Any = None
     backward: Any = None
     metadata: Any = None
+    fits = True  # PyTorch can make the results that are views
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
     def __init__(self, device, away, results):
@@ -66,6 +67,7 @@ class _Captured:
             own = [info.output_type in _NEW for info in self.metadata.output_info]
             lay_results(module.graph, first, last, [like if is_own else None for like, is_own in zip(self.results, own)])
             (output,) = module.graph.find_nodes(op="output")
+            self.fits = views_made_anew_fit(self.metadata, [getattr(n, "meta", {}).get("val") for n in output.args[0][first:]])
             module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
             whole = [first + i for i, is_own in enumerate(own) if is_own]
         self.forward = self._program(module)
@@ -174,6 +176,9 @@ def backend(module: torch.fx.GraphModule, example_inputs, **options):
             take_attention(module)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
         compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
+    if not captured.fits:
+        fall_back([("a graph", "PyTorch makes another view of a result that is a view", describe(output))])
+        return plain_forward(module)
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled
