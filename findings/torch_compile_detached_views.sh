@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch 2.13.0 and 2.15.0, torch.compile with its default backend: a forward returns a view and the view's detach(), as one
+# PyTorch 2.13.0 (2.14.1 and 2.15.0 gave the same), torch.compile with its default backend: a forward returns a view and the view's detach(), as one
 # does to keep features for a log. The detached result is another view of the same memory:
 #   a square matrix that was transposed comes back untransposed, without an error or a warning;
 #   a slice ends in an AssertionError in each call.
@@ -9,9 +9,8 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-for release in 2.13.0 2.15.0; do
-python3 -m venv --clear "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check "torch==$release" numpy==2.4.6 2>/dev/null
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 numpy==2.4.6
 "$folder/venv/bin/python" - 2>"$folder/errors" <<'PY' || { tail -n 5 "$folder/errors" >&2; exit 1; }
 import torch
 
@@ -45,4 +44,3 @@ print("a slice:", ended)
 assert right == {"eager": True, "aot_eager": False, "inductor": False}, "changed: the values"
 assert "incorrect out shape" in ended, "changed: the slice"
 PY
-done

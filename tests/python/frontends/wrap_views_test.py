@@ -178,3 +178,26 @@ def test_complex_outputs_share_memory():
     expected, found = shared(Complex()), shared(caesura.wrap(Complex()))
     assert found[0] == expected[0]
     torch.testing.assert_close(found[1], expected[1])
+
+
+DETACHED = {"transposed": lambda y: (y.t(), y.t().detach()), "detached first": lambda y: (y.t().detach(), y.t()),
+            "sliced": lambda y: (y[1:], y[1:].detach()), "of a view": lambda y: (y.view(-1), y.t()[1:].detach())}
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+@pytest.mark.parametrize("views", DETACHED.values(), ids=DETACHED)
+def test_detached_views_have_their_values(views):
+    """AOT autograd makes other views of these (findings/torch_compile_detached_views.sh)."""
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return views(self.layer(x))
+
+    module, x = Detached(), torch.randn(3, 3)
+    for found, expected in zip(caesura.wrap(module)(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
