@@ -18,6 +18,7 @@ char32_t NextCodePoint(std::string_view text, size_t* position) {
 }
 
 void AppendUtf8(char32_t code_point, std::string* out) {
+  assert(code_point <= kLastCodePoint);
   utf8proc_uint8_t bytes[4];
   const auto length = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code_point), bytes);
   out->append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(length));
