@@ -129,6 +129,23 @@ class WritesFixed(Uses):
         return z * self.scale + signs
 
 
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+
+    @staticmethod
+    def backward(ctx, dz):
+        return dz * 2, None
+
+
+class UsesGivesNone(Uses):
+    """A parameter that gets no gradient, and so no decay."""
+
+    def use(self, y):
+        return GivesNone.apply(y, self.scale)
+
+
 class Unread(Uses):
     """Has a result without a gradient, and one that nothing reads."""
 
@@ -189,7 +206,7 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, WritesFixed, Unread, Checkpointed, Hooked, HookedLate,
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, UsesGivesNone, WritesFixed, Unread, Checkpointed, Hooked, HookedLate,
                                   HookedTwice, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):

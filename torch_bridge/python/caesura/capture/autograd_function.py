@@ -38,16 +38,24 @@ def take_functions(graph: torch.fx.GraphModule) -> tuple:
                 problems.append(f"an autograd.Function {why} (at {describe(node)})")
                 continue
             bodies = node.args[1:2] if is_hook else node.args[:2]
-            runs = [torch.fx.Interpreter(_without_modes(getattr(module, body.target))).run for body in bodies]
+            graphs = [_without_modes(getattr(module, body.target)) for body in bodies]
+            runs = [torch.fx.Interpreter(body).run for body in graphs]
             given = [argument for argument in node.args if argument not in bodies]
             forward, backward = (_give_on, _hooked(runs[0], len(given))) if is_hook else runs
-            functions.append(Function(forward, backward, len(functions), set(node.kwargs.get(NON_DIFFERENTIABLE, ()))))
+            without = () if is_hook else _positions_of_none(graphs[1])
+            functions.append(Function(forward, backward, len(functions), set(node.kwargs.get(NON_DIFFERENTIABLE, ())), without))
             node.target, node.args, node.kwargs = functions[-1], tuple(given), {}
             for body in bodies:
                 module.graph.erase_node(body)
                 delattr(module, body.target)
         module.recompile()
     return functions, problems
+
+
+def _positions_of_none(module):
+    (output,) = module.graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+    return {i for i, result in enumerate(results) if result is None}
 
 
 def _give_on(x, *others):
@@ -87,12 +95,13 @@ def _without_modes(module):
 
 class Function:
     """The call in dynamo's graph. forward: gives the results and what is saved; backward: takes the results' gradients and
-    what was saved, and gives those of the arguments. fixed: the results that have no gradient."""
+    what was saved, and gives those of the arguments. fixed: the results that have no gradient. without: the arguments that
+    have none."""
 
     __name__ = "autograd_function"
 
-    def __init__(self, forward, backward, number, fixed):
-        self.forward, self.backward, self.number, self.fixed = forward, backward, number, fixed
+    def __init__(self, forward, backward, number, fixed, without=()):
+        self.forward, self.backward, self.number, self.fixed, self.without = forward, backward, number, fixed, without
 
     def __call__(self, *arguments):
         results, saved = self.forward(*arguments)

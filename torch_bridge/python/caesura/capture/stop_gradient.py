@@ -11,6 +11,7 @@ import logging
 
 import torch
 
+from caesura.capture.autograd_function import Function
 from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
 from caesura.capture.fx_meta import describe
 from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
@@ -152,6 +153,8 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
         written = written_to(node)
         if passes and (node in leads or any(group_of(t) in groups for target in written for t in tensors_of(target))):
             sources = written if written and _UNRECORDED in node.meta else node.all_input_nodes
+            if isinstance(node.target, Function):
+                sources = [a for i, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and i not in node.target.without]
             leads.update(sources)
             groups.update(group_of(t) for source in sources for t in tensors_of(source))
     return {i for i, node in enumerate(inputs) if node in leads}
