@@ -300,6 +300,14 @@ def a_detached_tensor_after_no_grad(m, x):
 
 
 @case
+def an_alias_is_transposed_in_place(m, x):
+    y = m.a(x)
+    y.detach().t_()
+    y.data[None].squeeze_(0).unsqueeze_(0)
+    return y * y
+
+
+@case
 def a_part_that_is_detached_after_another_was_written(m, x):
     y = m.a(x)
     first, last = y.tensor_split(2)

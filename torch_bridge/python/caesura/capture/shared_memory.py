@@ -21,6 +21,7 @@ from caesura.capture.fx_meta import describe
 MARK = "caesura_cut"
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
 _WRITING.add(operator.setitem)
+_SHAPING = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"}  # of one tensor; nothing is written to its memory
 
 
 def mark(node):
@@ -69,7 +70,7 @@ def group_of(tensor):
 def written_to(node) -> list:
     """The nodes whose tensors the call writes to."""
     if node.op == "call_method":
-        writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target != "requires_grad_"
+        writes = node.target[-1] == "_" and node.target[-2:] != "__" and node.target not in {"requires_grad_", *_SHAPING}
         return [node.args[0]] if writes else []
     if node.op != "call_function":
         return []
