@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import caesura
-from caesura import torch_kernels
+from caesura import onnxruntime, torch_kernels
 from caesura.lowering.aten_fallback import DOMAIN, aten_node
 from caesura.lowering.registry import Refused
 
@@ -153,7 +153,7 @@ def check(target, arguments):
         source, feeds, names = model_of(target, copies, results)
     except Refused as error:
         return "left out", str(error)
-    outputs = caesura.InferenceSession(source).run(None, feeds)
+    outputs = onnxruntime.InferenceSession(source).run(None, feeds)
     outputs = [torch.as_tensor(o) for o in outputs]
     pairs = [(theirs, second) for theirs, second in zip(results, again) if isinstance(theirs, torch.Tensor)]
     for ours, (theirs, second) in zip(outputs, pairs, strict=True):

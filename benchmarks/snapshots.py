@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import caesura
+from caesura import onnxruntime
 from caesura.bench.workloads import find
 
 THREADS = 1  # with --costs, where CPU time is measured
@@ -50,7 +51,7 @@ def measure(name, places, folder):
     workload = find(name)
     export(workload, f"{folder}/step")
     first, second = (caesura.open_step(f"{folder}/step", seed=1) for _ in range(2))
-    names = [value.name for value in caesura.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
+    names = [value.name for value in onnxruntime.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
     batches = [dict(zip(names, batch)) for batch in workload.batches()[:2]]
     text, arena = first.plan(batches[0])
     nodes = int(text.split(" ", 1)[0])
@@ -89,7 +90,7 @@ def costs(name, rounds, folder):
     commits = {"late": {}, "early": {"commit": "eager-consume"}, "undo": {"commit": "eager-consume", "undo": True}}
     sessions = {kind: caesura.TrainingSession(f"{folder}/step/model.onnx", loss="output", prediction="loss", learning_rate=3e-4,
                                               threads=THREADS, **options) for kind, options in commits.items()}
-    names = [value.name for value in caesura.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
+    names = [value.name for value in onnxruntime.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
     batch = dict(zip(names, workload.batches()[0]))
     sessions["undo"].save(f"{folder}/state")
     one = min(timed(lambda: sessions["late"].step(batch)) for _ in range(5))

@@ -8,6 +8,7 @@ import digits
 import onnx
 
 import caesura
+from caesura import onnxruntime
 
 here = pathlib.Path(__file__).resolve().parent
 subprocess.run(["cc", "-std=c11", "-O2", "-shared", "-fPIC", f"-I{here.parent.parent}", here / "clipped_op.c", "-o",
@@ -19,7 +20,7 @@ model.opset_import.append(onnx.helper.make_opsetid("example", 1))
 (relu,) = (node for node in model.graph.node if node.op_type == "Relu")
 relu.op_type, relu.domain = "Clipped", "example"
 
-options = caesura.SessionOptions()
+options = onnxruntime.SessionOptions()
 options.register_custom_ops_library("./libclipped.so")
 session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=3e-3,
                                   custom_ops=options.custom_ops)

@@ -4,16 +4,16 @@
 import digits
 import numpy as np
 
-import caesura
+from caesura import onnxruntime
 
 _, _, test_images, test_labels = digits.load()
 digits.export("digits.onnx")
-session = caesura.InferenceSession("digits.onnx")
+session = onnxruntime.InferenceSession("digits.onnx")
 scores, = session.run(None, {"images": test_images.numpy()})
 
 binding = session.io_binding()
 binding.bind_cpu_input("images", test_images.numpy())
-own = caesura.OrtValue.ortvalue_from_numpy(np.empty_like(scores))
+own = onnxruntime.OrtValue.ortvalue_from_numpy(np.empty_like(scores))
 binding.bind_ortvalue_output("scores", own)
 session.run_with_iobinding(binding)
 assert (own.numpy() == scores).all()

@@ -5,6 +5,7 @@ import digits
 import torch
 
 import caesura
+from caesura import onnxruntime
 
 images, labels, test_images, test_labels = digits.load()
 digits.export("digits.onnx")
@@ -14,7 +15,7 @@ for x, y in digits.batches(images, labels, epochs=10):
     session.step({"images": x, "labels": y})
 session.export("trained.onnx")
 
-features = caesura.OnnxModule("trained.onnx")
+features = onnxruntime.OnnxModule("trained.onnx")
 with torch.no_grad():
     train_features, test_features = features(images=images), features(images=test_images)
 # The new task: the model was not trained for it.

@@ -15,6 +15,7 @@ def onnx():
     import onnx as onnx_package
 
     import caesura
+    from caesura import onnxruntime
 
     assert "torch" not in sys.modules
     model = onnx_package.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
@@ -24,7 +25,7 @@ def onnx():
     session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=0.1)
     losses = [session.step({"x": x, "labels": labels}) for _ in range(50)]
     session.export("trained.onnx")
-    scores, = caesura.InferenceSession("trained.onnx").run(None, {"x": x})
+    scores, = onnxruntime.InferenceSession("trained.onnx").run(None, {"x": x})
     right = (scores.argmax(1) == labels).mean()
     print(f"caesura {caesura.__version__}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, accuracy {right:.2f}")
     assert losses[-1] < losses[0] / 2 and right > 0.9

@@ -23,14 +23,28 @@ def test_every_public_name_is_listed():
 
 
 def test_results_that_users_hold_have_names():
-    assert {"CompiledStep", "ForwardRun", "OnnxOutputs", "Report"} <= set(caesura.__all__)
+    assert {"CompiledStep", "ForwardRun", "Report"} <= set(caesura.__all__) and "OnnxOutputs" in caesura.onnxruntime.__all__
+
+
+def test_names_for_onnxruntimes_sake_are_apart():
+    onnxruntime = caesura.onnxruntime
+    assert set(onnxruntime.__all__) <= set(dir(onnxruntime)) and not set(onnxruntime.__all__) & set(dir(caesura))
+    if importlib.util.find_spec("torch") is not None:
+        assert [name for name in onnxruntime.__all__ if getattr(onnxruntime, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="'caesura.onnxruntime' has no attribute 'Session'"):
+        onnxruntime.Session
+
+
+def test_errors_have_one_base():
+    errors = caesura.Suspended, caesura.RankFailure, caesura.StepRefused, caesura.StrictError
+    assert all(issubclass(error, caesura.Error) for error in errors) and issubclass(caesura.Error, RuntimeError)
 
 
 @pytest.mark.parametrize("name", caesura.__all__)
 def test_a_listed_name_is_there(name):
     if name in caesura._WITH_TORCH:
         pytest.importorskip("torch")
-    assert getattr(caesura, name).__name__ == name
+    assert getattr(caesura, name).__name__.removeprefix("caesura.") == name
 
 
 def test_reports_need_no_pytorch(tmp_path):
@@ -65,6 +79,6 @@ def test_the_package_says_that_it_is_typed():
     assert (pathlib.Path(caesura.__file__).parent / "py.typed").exists()
 
 
-@pytest.mark.parametrize("path", ["caesura.backend", "caesura.bench", "caesura.conformance", "caesura.ortmodule"])
+@pytest.mark.parametrize("path", ["caesura.backend", "caesura.bench", "caesura.conformance", "caesura.onnxruntime", "caesura.ortmodule"])
 def test_a_public_import_path_is_there(path):
     assert importlib.util.find_spec(path) is not None

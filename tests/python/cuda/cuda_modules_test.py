@@ -10,6 +10,7 @@ import pytest
 from standin_torch import DEVICE, cuda, fresh, stand_in, torch  # noqa: F401
 
 import caesura
+from caesura import onnxruntime
 
 F = torch.nn.functional
 
@@ -435,8 +436,8 @@ def test_an_onnx_module_gives_its_outputs_there(cuda, other):  # noqa: F811
     from cuda_provider_test import X, net
 
     cuda.use_other_stream(other)
-    module = caesura.OnnxModule(net(), providers=[cuda.provider()])
-    expected = caesura.OnnxModule(net())(torch.from_numpy(X))
+    module = onnxruntime.OnnxModule(net(), providers=[cuda.provider()])
+    expected = onnxruntime.OnnxModule(net())(torch.from_numpy(X))
     with torch.no_grad():
         given = module(torch.from_numpy(X).to(DEVICE))
     assert given.device == DEVICE

@@ -6,6 +6,7 @@ import onnx.parser
 import pytest
 
 import caesura
+from caesura import onnxruntime
 from standin_cuda import standin  # noqa: F401
 
 CUDA = 2  # kDLCUDA
@@ -37,9 +38,9 @@ class Lent:
 
 
 def test_a_session_runs_there(standin):  # noqa: F811
-    session = caesura.InferenceSession(net(), providers=[standin.provider(device_id=0, gpu_mem_limit=1 << 20)])
+    session = onnxruntime.InferenceSession(net(), providers=[standin.provider(device_id=0, gpu_mem_limit=1 << 20)])
     assert session.get_providers() == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    wanted, = caesura.InferenceSession(net()).run(None, {"x": X})
+    wanted, = onnxruntime.InferenceSession(net()).run(None, {"x": X})
     got, = session.run(None, {"x": X})
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
     assert standin.operations("kernel ") > 0
@@ -47,28 +48,28 @@ def test_a_session_runs_there(standin):  # noqa: F811
 
 def test_options_that_are_wrong_are_named(standin):  # noqa: F811
     with pytest.raises(ValueError, match="option 'device_id': expected a number, got 'first'"):
-        caesura.InferenceSession(net(), providers=[standin.provider(device_id="first")])
+        onnxruntime.InferenceSession(net(), providers=[standin.provider(device_id="first")])
     with pytest.raises(ValueError, match="has no option 'limit'"):
         caesura.TrainingSession(net(), providers=[standin.provider(limit=3)])
     with pytest.raises(NotImplementedError, match="no device 7: there is 1"):
         caesura.SplitModule(net(), providers=[standin.provider(device_id=7)])
-    for make in (caesura.InferenceSession, caesura.TrainingSession, caesura.SplitModule):
+    for make in (onnxruntime.InferenceSession, caesura.TrainingSession, caesura.SplitModule):
         with pytest.raises(ValueError, match="provider 'CudaProvider' is not known"):
             make(net(), providers=["CudaProvider"])
 
 
 def test_a_limit_of_memory_ends_on_the_cpu(standin, capfd):  # noqa: F811
-    session = caesura.InferenceSession(net(), providers=[standin.provider(gpu_mem_limit=64)])
-    wanted, = caesura.InferenceSession(net()).run(None, {"x": X})
+    session = onnxruntime.InferenceSession(net(), providers=[standin.provider(gpu_mem_limit=64)])
+    wanted, = onnxruntime.InferenceSession(net()).run(None, {"x": X})
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], wanted)
     assert "the provider's limit is 64" in session.fallback_record()["cause"]
 
 
 def test_bound_outputs_stay_there(standin):  # noqa: F811
-    session = caesura.InferenceSession(net(), providers=[standin.provider()])
+    session = onnxruntime.InferenceSession(net(), providers=[standin.provider()])
     wanted, = session.run(None, {"x": X})
     binding = session.io_binding()
-    binding.bind_ortvalue_input("x", caesura.OrtValue.ortvalue_from_numpy(X, "cuda", 0))
+    binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0))
     binding.bind_output("y", "cuda")
     session.run_with_iobinding(binding)
     copies, waits = standin.calls("cuMemcpyDtoHAsync") + standin.calls("cuMemcpyHtoDAsync"), standin.host_waits()
@@ -81,12 +82,12 @@ def test_bound_outputs_stay_there(standin):  # noqa: F811
 
 
 def test_another_librarys_tensors_come_in_and_go_out_in_order(standin):  # noqa: F811
-    session = caesura.InferenceSession(net(), providers=[standin.provider()])
+    session = onnxruntime.InferenceSession(net(), providers=[standin.provider()])
     wanted, = session.run(None, {"x": X})
     waits, events = standin.host_waits(), standin.calls("cuStreamWaitEvent")
-    lent = Lent(caesura.OrtValue.ortvalue_from_numpy(X, "cuda", 0))
+    lent = Lent(onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0))
     uploaded = standin.host_waits()
-    value = caesura.OrtValue.from_dlpack(lent)
+    value = onnxruntime.OrtValue.from_dlpack(lent)
     assert lent.streams == [1]  # the legacy default stream
     assert standin.calls("cuStreamWaitEvent") == events + 2  # the lender's stream waits for ours, then ours for it
     assert uploaded > waits and standin.host_waits() == uploaded
@@ -157,11 +158,11 @@ def test_a_split_module_hands_out_device_tensors(standin, tmp_path):  # noqa: F8
     module = caesura.SplitModule(net(), inputs=["x"], providers=[standin.provider()], on_device=True)
     on_host = caesura.SplitModule(net(), inputs=["x"], providers=[standin.provider()])
     dy = np.ones((3, 3), np.float32)
-    there = caesura.OrtValue.ortvalue_from_numpy(dy, "cuda", 0)
+    there = onnxruntime.OrtValue.ortvalue_from_numpy(dy, "cuda", 0)
     module.forward({"x": X})  # copies the parameters
     copies, waits = standin.calls("cuMemcpyDtoHAsync"), standin.host_waits()
     run = module.forward({"x": X})
-    taken = caesura.OrtValue.from_dlpack(Lent(run.outputs["y"]))  # as another library takes it
+    taken = onnxruntime.OrtValue.from_dlpack(Lent(run.outputs["y"]))  # as another library takes it
     gradients = run.backward({"y": Lent(there)}, keep=True)
     again = run.backward([there])
     assert (standin.calls("cuMemcpyDtoHAsync"), standin.host_waits()) == (copies, waits)
@@ -182,8 +183,8 @@ def test_tensors_outlive_their_session(standin):  # noqa: F811
     value = module.forward({"x": X}).outputs["y"]
     capsule = value.__dlpack__(stream=1)
     del module, value, capsule
-    other = caesura.InferenceSession(net(), providers=[standin.provider()])
-    kept = caesura.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
+    other = onnxruntime.InferenceSession(net(), providers=[standin.provider()])
+    kept = onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
     del other
     with pytest.raises(ValueError, match="cuda:0"):
         kept.numpy()  # nobody serves the device any more
@@ -191,4 +192,4 @@ def test_tensors_outlive_their_session(standin):  # noqa: F811
 
 def test_without_a_session_there_no_array_goes_there(standin):  # noqa: F811
     with pytest.raises(NotImplementedError, match="no session has a provider on cuda:5"):
-        caesura.OrtValue.ortvalue_from_numpy(X, "cuda", 5)
+        onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 5)

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
+from caesura import onnxruntime  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
 WIDTH = 1024  # a weight of 4 MiB: a leak shows in the process's memory
@@ -68,7 +69,7 @@ def tensors_outlive_modules():
 
 
 def outputs_outlive_sessions():
-    session = caesura.InferenceSession(model())
+    session = onnxruntime.InferenceSession(model())
     (y,) = session.run(None, {"x": torch.ones(64, WIDTH)})
     kept = y.clone()
     del session

@@ -9,7 +9,7 @@ from fork_server import Program
 from onnx import TensorProto, helper
 
 import caesura
-from caesura import torch_kernels
+from caesura import onnxruntime, torch_kernels
 
 torch = pytest.importorskip("torch")
 if not torch_kernels.load():
@@ -43,7 +43,7 @@ def model(operator, shape=("n", 4), **attributes):
 
 def test_a_session_runs_pytorchs_operators():
     x = torch.randn(3, 4)
-    (y,) = caesura.InferenceSession(model("aten::gelu", approximate="tanh")).run(None, {"x": x})
+    (y,) = onnxruntime.InferenceSession(model("aten::gelu", approximate="tanh")).run(None, {"x": x})
     assert torch.equal(y, torch.nn.functional.gelu(x, approximate="tanh"))
 
 
@@ -51,7 +51,7 @@ def test_operators_written_in_python():
     x = torch.randn(3, 4)
     source = model("caesura_python_test::twice", by=0.5)
     with torch.inference_mode():
-        (y,) = caesura.InferenceSession(source).run(None, {"x": x})
+        (y,) = onnxruntime.InferenceSession(source).run(None, {"x": x})
     assert torch.equal(y, x * 2 + 0.5)
     run = caesura.SplitModule(source, inputs=["x"]).forward({"x": x})
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_autograd():
 
 
 def test_errors_name_the_node():
-    session = caesura.InferenceSession(model("aten::view", shape=("n", 5), size=[7, 7]))
+    session = onnxruntime.InferenceSession(model("aten::view", shape=("n", 5), size=[7, 7]))
     with pytest.raises(ValueError, match=r"ATen.*invalid for input of size 15"):
         session.run(None, {"x": torch.ones(3, 5)})
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import caesura
-from caesura import _core
+from caesura import _core, onnxruntime
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -54,7 +54,7 @@ def fixture_model(package, tmp_path_factory):
 
 
 def test_packages_run_in_threads_at_any_size(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     wrong = []
 
     def work(seed):
@@ -76,7 +76,7 @@ def test_what_a_package_cannot_do_is_said(package, model, tmp_path):
     with pytest.raises(NotImplementedError, match="an AOTInductor package computes no gradient; give the node a gradient_model"):
         caesura.SplitModule(model, inputs=["input_0"])
     with pytest.raises(ValueError, match="'input_0' is float32"):
-        caesura.InferenceSession(model).run(None, {"input_0": np.ones((3, 2)), "input_1": np.int64(1)})
+        onnxruntime.InferenceSession(model).run(None, {"input_0": np.ones((3, 2)), "input_1": np.int64(1)})
     result = wrap(package, tmp_path / "w.onnx", "--option", "threads=2")
     assert "there is no option 'threads'; known are: runners" in result.stderr and result.returncode != 0
     result = subprocess.run(["caesura", "wrap-model", str(package), "--runtime", "torch", "--output", str(tmp_path / "w.onnx")],

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import caesura
-from caesura import _core
+from caesura import _core, onnxruntime
 
 PLUGIN = pathlib.Path(_core.__file__).parents[2] / "lib" / "libtest_ops_c.so"
 pytestmark = pytest.mark.skipif(not PLUGIN.exists(), reason="the tests' plug-ins are not built")
@@ -28,39 +28,39 @@ TWICE = model_of([helper.make_node("Scale", ["x"], ["a"], name="first", domain="
 
 
 def test_libraries_and_options_of_nodes():
-    options = caesura.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(PLUGIN)
     assert options.custom_ops.ops()["test.c::Scale"] == {"offset": "0"}
     options.custom_ops.for_op("Scale", "test.c").update({"offset": "1"})
     options.custom_ops.for_node("second").append("offset", "10")
-    np.testing.assert_equal(caesura.InferenceSession(TWICE, options).run(None, {"x": X})[0], (2 * X + 1) * 3 + 10)
+    np.testing.assert_equal(onnxruntime.InferenceSession(TWICE, options).run(None, {"x": X})[0], (2 * X + 1) * 3 + 10)
     options.custom_ops.for_node("second").update({"offset": "20"})
-    session = caesura.InferenceSession(TWICE, options)
+    session = onnxruntime.InferenceSession(TWICE, options)
     options.custom_ops.for_node("second").remove("offset")  # too late: the session has a copy
     np.testing.assert_equal(session.run(None, {"x": X})[0], (2 * X + 1) * 3 + 20)
-    np.testing.assert_equal(caesura.InferenceSession(TWICE, options).run(None, {"x": X})[0], (2 * X + 1) * 3 + 1)
+    np.testing.assert_equal(onnxruntime.InferenceSession(TWICE, options).run(None, {"x": X})[0], (2 * X + 1) * 3 + 1)
 
 
 def test_what_is_wrong_is_named(tmp_path):
-    options = caesura.SessionOptions()
+    options = onnxruntime.SessionOptions()
     with pytest.raises(FileNotFoundError, match="nowhere.so"):
         options.register_custom_ops_library("/nowhere.so")
     with pytest.raises(NotImplementedError, match="exports no CaesuraPluginMain"):
         options.register_custom_ops_library(_core.__file__)
     with pytest.raises(NotImplementedError, match="test.c::Scale 'first'"):
-        caesura.InferenceSession(TWICE).run(None, {"x": X})
+        onnxruntime.InferenceSession(TWICE).run(None, {"x": X})
     options.register_custom_ops_library(PLUGIN)
     options.custom_ops.for_node("second").update({"ofset": "1"})
     with pytest.raises(ValueError, match="'second'. has no option 'ofset'; known are: offset"):
-        caesura.InferenceSession(TWICE, options)
+        onnxruntime.InferenceSession(TWICE, options)
     options.custom_ops.for_node("second").remove("ofset")
     options.custom_ops.for_node("third").update({"offset": "1"})
     with pytest.raises(ValueError, match="no node of a custom op of this name; it has: first, second"):
-        caesura.InferenceSession(TWICE, options)
+        onnxruntime.InferenceSession(TWICE, options)
 
 
 def test_option_sets():
-    options = caesura.OptionSet({"threads": "2"})
+    options = onnxruntime.OptionSet({"threads": "2"})
     options.append("device", "a;b=c")
     with pytest.raises(ValueError, match="'device' is there already"):
         options.append("device", "CPU")
@@ -69,14 +69,14 @@ def test_option_sets():
     with pytest.raises(KeyError, match="no option 'missing'; there are: device, threads"):
         options.get("missing")
     assert options.values() == {"device": "a;b=c", "threads": "2"}
-    assert caesura.OptionSet.parse(options.serialise()) == options
-    assert caesura.OptionSet({"threads": "3"}) != options
+    assert onnxruntime.OptionSet.parse(options.serialise()) == options
+    assert onnxruntime.OptionSet({"threads": "3"}) != options
     with pytest.raises(ValueError, match="expected name=value"):
-        caesura.OptionSet.parse("threads")
+        onnxruntime.OptionSet.parse("threads")
 
 
 def test_gradients_flow_through_ops_of_libraries():
-    ops = caesura.CustomOps()
+    ops = onnxruntime.CustomOps()
     ops.add_library(str(PLUGIN))
     ops.for_node("scale").update({"offset": "5"})
     weight = numpy_helper.from_array(np.array([3, 4], np.float32), "w")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import caesura
+from caesura import onnxruntime
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 3, 4, 6
 NAMES = ["X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P", "W_scale", "W_zero", "R_scale", "R_zero"]
@@ -106,7 +106,9 @@ def quantized_node(f, **attributes):
 
 
 def run(node, f):
-    return caesura.InferenceSession(model_of(node, f), threads=1).run(None, f)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model_of(node, f), options).run(None, f)
 
 
 OPTIONAL = ("sequence_lens", "initial_h", "initial_c", "P")
@@ -166,6 +168,6 @@ def test_refuses_a_node_without_its_weights(name):
 
 def test_types_of_its_outputs_are_known():
     f = feeds(0, 2, np.int8, False)
-    session = caesura.InferenceSession(model_of(quantized_node(f, direction="bidirectional"), f))
+    session = onnxruntime.InferenceSession(model_of(quantized_node(f, direction="bidirectional"), f))
     assert [(o.type, o.shape) for o in session.get_outputs()] == [
         ("tensor(float)", [STEPS, 2, BATCH, HIDDEN])] + [("tensor(float)", [2, BATCH, HIDDEN])] * 2

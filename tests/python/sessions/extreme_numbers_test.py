@@ -132,7 +132,7 @@ def inference_mutants(schema):
 
 def work(connection):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    import caesura
+    from caesura import onnxruntime
 
     mutants = {case.name: functools.partial(mutants_of, case) for case in conformance.collect()}
     mutants |= {label_of(schema): functools.partial(inference_mutants, schema) for schema in schemas()}
@@ -141,7 +141,7 @@ def work(connection):
         for label, model, feeds in mutants[name]():
             connection.send(label)
             try:
-                session = caesura.InferenceSession(model)
+                session = onnxruntime.InferenceSession(model)
                 if feeds is not None:
                     session.run(None, feeds)
             except (ValueError, NotImplementedError, MemoryError, RuntimeError, KeyError):

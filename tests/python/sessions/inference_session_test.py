@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import caesura
+from caesura import onnxruntime
+from caesura.sessions import providers
 from caesura.sessions import options as session_options
 
 
@@ -40,14 +42,13 @@ X = np.array([[10, 20]], np.float32)
 
 
 def test_what_a_model_says_of_itself(model):
-    session = caesura.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [("x", "tensor(float)", ["batch", 2])]
     assert [i.name for i in session.get_overridable_initializers()] == ["w"]
     assert [o.name for o in session.get_outputs()] == ["s", "n"]
     meta = session.get_modelmeta()
     assert (meta.producer_name, meta.graph_name, meta.custom_metadata_map) == ("tests", "net", {"task": "adding"})
     assert (meta.domain, meta.version, meta.description, meta.graph_description) == ("org.tests", 7, "adds", "one sum")
-    assert caesura.get_device() == "CPU"
 
 
 def test_types_are_spelt_as_onnxruntime_does():
@@ -56,7 +57,7 @@ def test_types_are_spelt_as_onnxruntime_does():
         helper.make_tensor_type_proto(TensorProto.DOUBLE, [2])))
     nodes = [helper.make_node("Identity", ["t"], ["u"]), helper.make_node("Identity", ["o"], ["p"]),
              helper.make_node("Identity", ["b"], ["c"])]
-    session = caesura.InferenceSession(bytes_of(
+    session = onnxruntime.InferenceSession(bytes_of(
         nodes, [texts, optional, info("b", TensorProto.BFLOAT16)],
         [helper.make_tensor_sequence_value_info("u", TensorProto.STRING, None),
          helper.make_value_info("p", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.DOUBLE, [2]))),
@@ -68,52 +69,75 @@ def test_runs_by_name_from_bytes_and_paths(model, tmp_path):
     path = tmp_path / "net.onnx"
     path.write_bytes(model)
     for source in (model, bytearray(model), str(path), path):
-        session = caesura.InferenceSession(source)
+        session = onnxruntime.InferenceSession(source)
         s, n = session.run(None, {"x": X})
         assert s.tolist() == [[11, 22]] and n.tolist() == [[-11, -22]]
         (n,) = session.run(["n"], {"x": X, "w": np.zeros(2, np.float32)})
         assert n.tolist() == [[-10, -20]]
         assert [v.numpy().tolist() for v in session.run_with_ort_values(
-            ["s"], {"x": caesura.OrtValue.ortvalue_from_numpy(X)})] == [[[11, 22]]]
+            ["s"], {"x": onnxruntime.OrtValue.ortvalue_from_numpy(X)})] == [[[11, 22]]]
 
 
 def test_outputs_are_writable_and_the_callers_alone(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     (first,) = session.run(["s"], {"x": X})
     (second,) = session.run(["s"], {"x": X})
     second[:] = 0
     assert first.tolist() == [[11, 22]] and session.run(["s"], {"x": X})[0].tolist() == [[11, 22]]
 
 
+@pytest.mark.parametrize(("devices", "opens", "available"), [(["nvidia0"], True, True), (["nvidia0"], False, False),
+                                                             (["nvidiactl"], True, False), (["dxg"], True, True)])
+def test_the_gpus_provider_is_listed_where_there_is_one(monkeypatch, tmp_path, devices, opens, available):
+    def open_library(name):
+        assert name == "libcuda.so.1"
+        if not opens:
+            raise OSError
+        return object()
+
+    for device in devices:
+        (tmp_path / device).touch()
+    monkeypatch.setattr(providers, "_DEVICES", tmp_path)
+    monkeypatch.setattr(providers.ctypes, "CDLL", open_library)
+    providers._has_gpu.cache_clear()
+    try:
+        assert ("CUDAExecutionProvider" == onnxruntime.get_available_providers()[0]) == available
+        assert onnxruntime.get_device() == ("GPU" if available else "CPU")
+    finally:
+        providers._has_gpu.cache_clear()
+
+
 def test_provider_names(model):
-    assert caesura.get_available_providers()[0] == "CPUExecutionProvider"
-    assert caesura.InferenceSession(model, providers=caesura.get_available_providers()).run(["s"], {"x": X})
-    session = caesura.InferenceSession(model, providers=[("CPUExecutionProvider", {})])
+    assert "CPUExecutionProvider" in onnxruntime.get_available_providers()
+    assert onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers()).run(["s"], {"x": X})
+    session = onnxruntime.InferenceSession(model, providers=[("CPUExecutionProvider", {})])
     assert session.get_providers() == ["CPUExecutionProvider"]
     assert session.get_provider_options() == {"CPUExecutionProvider": {}}
-    with pytest.raises(ValueError, match="'ROCMExecutionProvider' is not known; there are CPUExecutionProvider"):
-        caesura.InferenceSession(model, providers=["ROCMExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(ValueError, match="'ROCMExecutionProvider' is not known; there are .*CPUExecutionProvider"):
+        onnxruntime.InferenceSession(model, providers=["ROCMExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'provider'"):
+        onnxruntime.InferenceSession(model, provider="cpu")
     with pytest.raises(NotImplementedError, match="the CUDA provider cannot open '/nowhere'"):
-        caesura.InferenceSession(model, providers=[("CUDAExecutionProvider", {"driver_library": "/nowhere"})])
+        onnxruntime.InferenceSession(model, providers=[("CUDAExecutionProvider", {"driver_library": "/nowhere"})])
     with pytest.raises(ValueError, match="CPUExecutionProvider has no option 'arena'"):
-        caesura.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{"arena": "1"}])
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{"arena": "1"}])
     with pytest.raises(ValueError, match="a list of names"):
-        caesura.InferenceSession(model, providers="CPUExecutionProvider")
+        onnxruntime.InferenceSession(model, providers="CPUExecutionProvider")
     with pytest.raises(ValueError, match="2 provider_options for 1 providers"):
-        caesura.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{}, {}])
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"], provider_options=[{}, {}])
 
 
 def test_providers_can_be_set_again(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     session.set_providers(["CountingExecutionProvider"])
     assert session.get_providers() == ["CountingExecutionProvider", "CPUExecutionProvider"]
     assert session.run(["s"], {"x": X})[0].tolist() == [[11, 22]]
-    assert session.device_counts()["kernels"] > 0
+    assert session._session.device_counts()["kernels"] > 0
 
 
 def test_a_device_that_fails_is_left_for_the_cpu(model):
     small = [("CountingExecutionProvider", {"memory_bytes": 4096})]
-    session = caesura.InferenceSession(model, providers=small)
+    session = onnxruntime.InferenceSession(model, providers=small)
     assert session.get_provider_options()["CountingExecutionProvider"] == {"memory_bytes": "4096"}
     assert session.run(["s"], {"x": X})[0].tolist() == [[11, 22]] and session.fallback_record() is None
     large = np.ones((1000, 2), np.float32)
@@ -134,35 +158,35 @@ def test_a_device_that_fails_is_left_for_the_cpu(model):
 
 
 def test_session_options(model):
-    options = caesura.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.graph_optimization_level = caesura.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_reuse = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        session = caesura.InferenceSession(model, options)
+        session = onnxruntime.InferenceSession(model, options)
     assert session.get_session_options() is options
     assert session.plan({"x": X}).startswith("2 steps of 2 nodes")
-    caesura.SessionOptions().graph_optimization_level = caesura.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    onnxruntime.SessionOptions().graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with pytest.raises(AttributeError, match="no option 'intra_op_threads'; there are intra_op_num_threads"):
         options.intra_op_threads = 2
     options.optimized_model_filepath = "there.onnx"
     with pytest.raises(NotImplementedError, match="SessionOptions.optimized_model_filepath"):
-        caesura.InferenceSession(model, options)
+        onnxruntime.InferenceSession(model, options)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for make in (caesura.InferenceSession, caesura.TrainingSession, caesura.SplitModule, caesura.open_step):
+    for make in (onnxruntime.InferenceSession, caesura.TrainingSession, caesura.SplitModule, caesura.open_step):
         with pytest.raises(FileNotFoundError, match="none.onnx"):
             make(tmp_path / "none.onnx")
 
 
 def test_profile(model, tmp_path):
-    options = caesura.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "here")
-    session = caesura.InferenceSession(model, options)
-    plain = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model, options)
+    plain = onnxruntime.InferenceSession(model)
     for _ in range(3):
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], plain.run(None, {"x": X})[0])
     binding = session.io_binding()
@@ -187,10 +211,10 @@ def test_profile(model, tmp_path):
 
 def test_levels_of_optimisation(model):
     plans = []
-    for level in caesura.GraphOptimizationLevel:
-        options = caesura.SessionOptions()
+    for level in onnxruntime.GraphOptimizationLevel:
+        options = onnxruntime.SessionOptions()
         options.graph_optimization_level = level
-        session = caesura.InferenceSession(model, options)
+        session = onnxruntime.InferenceSession(model, options)
         assert session.run(["n"], {"x": X})[0].tolist() == [[-11, -22]]
         plans.append(len(session.plan({"x": X}).splitlines()))
     assert plans[0] == plans[1] > plans[2] == plans[4]  # fused from ORT_ENABLE_EXTENDED on
@@ -198,21 +222,21 @@ def test_levels_of_optimisation(model):
 
 def test_what_has_no_effect_says_so_once(model):
     session_options.warn_once.cache_clear()
-    options = caesura.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):
-            caesura.InferenceSession(model, options)
+            onnxruntime.InferenceSession(model, options)
     assert [str(w.message).split(" has")[0] for w in seen] == [
         "caesura: SessionOptions.log_severity_level", "caesura: session config entry 'session.intra_op.allow_spinning'"]
 
 
 def test_run_options(model):
-    session = caesura.InferenceSession(model)
-    options = caesura.RunOptions()
+    session = onnxruntime.InferenceSession(model)
+    options = onnxruntime.RunOptions()
     options.logid = "run 1"
     assert session.run(["s"], {"x": X}, options)
     options.terminate = True
@@ -227,8 +251,8 @@ def test_run_options(model):
 def test_a_run_ends_when_another_thread_says_so():
     count = 2000
     nodes = [helper.make_node("Softmax", [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
-    session = caesura.InferenceSession(bytes_of(nodes, [info("v0")], [info(f"v{count}")]))
-    options, feed = caesura.RunOptions(), {"v0": np.ones(200_000, np.float32)}
+    session = onnxruntime.InferenceSession(bytes_of(nodes, [info("v0")], [info(f"v{count}")]))
+    options, feed = onnxruntime.RunOptions(), {"v0": np.ones(200_000, np.float32)}
     timer = threading.Timer(0.1, lambda: setattr(options, "terminate", True))
     timer.start()
     with pytest.raises(RuntimeError, match="ended by its caller"):
@@ -237,7 +261,7 @@ def test_a_run_ends_when_another_thread_says_so():
 
 
 def test_asynchronous_runs(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     done, seen = threading.Semaphore(0), []
 
     def callback(results, user_data, error):
@@ -259,7 +283,7 @@ def test_asynchronous_runs(model):
 def test_what_a_callback_raises_is_said(model, monkeypatch):
     raised = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: raised.append((kind, str(error))))
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     session.run_async(None, {"x": X}, lambda *_: 1 / 0)
     del session  # waits
     assert raised == [(ZeroDivisionError, "division by zero")]
@@ -270,7 +294,7 @@ def test_a_callback_may_hold_the_last_reference_to_its_session(model):
 
     class Last:
         def __init__(self):
-            self.session = caesura.InferenceSession(model)
+            self.session = onnxruntime.InferenceSession(model)
 
         def __call__(self, results, user_data, error):
             del self.session  # on the session's thread, within the run
@@ -288,7 +312,7 @@ def test_a_callback_may_hold_the_last_reference_to_its_session(model):
 def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
     (tmp_path / "model.onnx").write_bytes(model)
     script = ("import caesura, sys, numpy as np\n"
-              f"session = caesura.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
+              f"session = caesura.onnxruntime.InferenceSession({str(tmp_path / 'model.onnx')!r})\n"
               "def done(r, u, e):\n"
               "    sys.stdout.write(f'ended {u} {e}\\n')\n"  # in one write: print() writes its parts one by one
               "for i in range(50):\n"
@@ -301,9 +325,9 @@ def test_the_interpreter_waits_for_asynchronous_runs(tmp_path, model):
 def test_only_what_is_asked_for_is_computed():
     """An index out of range fails only the run that needs it."""
     nodes = [helper.make_node("Gather", ["x", "i"], ["g"]), helper.make_node("Neg", ["x"], ["n"])]
-    session = caesura.InferenceSession(bytes_of(nodes, [info("x"), info("i", TensorProto.INT64, (1,))], [info("g"), info("n")]))
+    session = onnxruntime.InferenceSession(bytes_of(nodes, [info("x"), info("i", TensorProto.INT64, (1,))], [info("g"), info("n")]))
     feed = {"x": np.ones(3, np.float32), "i": np.array([5])}
-    options = caesura.RunOptions()
+    options = onnxruntime.RunOptions()
     assert options.only_execute_path_to_fetches
     options.only_execute_path_to_fetches = True
     np.testing.assert_equal(session.run(["n"], feed, options)[0], -feed["x"])
@@ -317,7 +341,7 @@ def test_only_what_is_asked_for_is_computed():
 
 
 def test_what_is_wrong_with_a_feed_is_named(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     for feed, text in (({}, "no value given for input.s. 'x'"), ({"x": X, "y": X}, "no input.s. 'y'"),
                        ({"x": X.astype(np.float64)}, "'x' is float32.batch, 2., got float64.1, 2."),
                        ({"x": X[0]}, "got float32.2.")):
@@ -329,5 +353,6 @@ def test_what_is_wrong_with_a_feed_is_named(model):
 
 def test_sizes_before_the_run():
     nodes = [helper.make_node("NonZero", ["x"], ["at"]), helper.make_node("Concat", ["x", "x"], ["y"], axis=0)]
-    session = caesura.InferenceSession(bytes_of(nodes, [info("x")], [info("at", TensorProto.INT64, (1, "k")), info("y", shape=("m",))]))
+    outputs = [info("at", TensorProto.INT64, (1, "k")), info("y", shape=("m",))]
+    session = onnxruntime.InferenceSession(bytes_of(nodes, [info("x")], outputs))
     assert session.output_shapes({"x": np.ones(5, np.float32)}) == {"at": None, "y": [10]}

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from onnx import parser
 
-import caesura
+from caesura import onnxruntime
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>\n'
 
 
 def session_of(text, **arguments):
-    return caesura.InferenceSession(parser.parse_model(HEADER + text), **arguments)
+    return onnxruntime.InferenceSession(parser.parse_model(HEADER + text), **arguments)
 
 
 # scikit-learn's LogisticRegression of three classes, as skl2onnx writes it.
@@ -79,7 +79,7 @@ def test_torch_inputs_leave_maps_as_they_are():
 
 def test_ort_values_and_bindings():
     session, x = session_of(FOREST), np.ones((1, 2), np.float32)
-    value = session.run_with_ort_values(["output_probability"], {"X": caesura.OrtValue.ortvalue_from_numpy(x)})[0]
+    value = session.run_with_ort_values(["output_probability"], {"X": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0]
     assert value.data_type() == "seq(map(string,tensor(float)))" and not value.is_tensor_sequence() and not value.is_tensor()
     assert value.numpy() == [{"no": 0.5, "yes": 0.5}]
     binding = session.io_binding()
@@ -88,12 +88,12 @@ def test_ort_values_and_bindings():
     session.run_with_iobinding(binding)
     assert binding.copy_outputs_to_cpu() == [[{"no": 0.5, "yes": 0.5}]]
     with pytest.raises(ValueError, match=r"output 'output_probability' is sequence\(map\(string"):
-        binding.bind_ortvalue_output("output_probability", caesura.OrtValue.ortvalue_from_numpy(x))
+        binding.bind_ortvalue_output("output_probability", onnxruntime.OrtValue.ortvalue_from_numpy(x))
 
 
 def test_results_outlive_the_next_run():
     session = session_of(FOREST)
-    first = session.run_with_ort_values(None, {"X": caesura.OrtValue.ortvalue_from_numpy(np.ones((1, 2), np.float32))})[1]
+    first = session.run_with_ort_values(None, {"X": onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((1, 2), np.float32))})[1]
     session.run(None, {"X": -np.ones((1, 2), np.float32)})
     assert first.numpy() == [{"no": 0.5, "yes": 0.5}]
 

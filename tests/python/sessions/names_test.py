@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import caesura
+from caesura import onnxruntime
 
 
 def model_bytes(op_type="Relu", domain="", **attributes) -> bytes:
@@ -29,7 +29,7 @@ def test_a_name_is_refused(name):
     model = model_bytes()
     assert name.encode() in model
     with pytest.raises(ValueError, match=r"UTF-8[\s\S]*\\xff|\\xff[\s\S]*UTF-8"):
-        caesura.InferenceSession(model.replace(name.encode(), broken(name)))
+        onnxruntime.InferenceSession(model.replace(name.encode(), broken(name)))
 
 
 @pytest.mark.parametrize("name, arguments", [
@@ -39,14 +39,14 @@ def test_a_name_is_refused(name):
 ])
 def test_a_name_of_an_op_is_refused(name, arguments):
     with pytest.raises(ValueError, match=r"\\xff" + name[1:]):
-        caesura.InferenceSession(model_bytes(**arguments).replace(name.encode(), broken(name)))
+        onnxruntime.InferenceSession(model_bytes(**arguments).replace(name.encode(), broken(name)))
 
 
 def test_free_texts_come_escaped():
     model = model_bytes()
     for name in ("PRODUCER", "MODELTEXT", "GRAPHTEXT", "METAVALUE", "SYMBOL"):
         model = model.replace(name.encode(), broken(name))
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     meta = session.get_modelmeta()
     assert meta.producer_name == r"\xffRODUCER" and meta.description == r"\xffODELTEXT"
     assert meta.custom_metadata_map == {"METAKEY": r"\xffETAVALUE"}
@@ -59,7 +59,7 @@ def test_an_error_quotes_a_value():
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
     with pytest.raises(ValueError, match=r"\\xffADWORD"):
-        session = caesura.InferenceSession(model.replace(b"PADWORD", broken("PADWORD")))
+        session = onnxruntime.InferenceSession(model.replace(b"PADWORD", broken("PADWORD")))
         session.run(None, {"x": np.ones((1, 1, 2), np.float32)})
 
 
@@ -71,9 +71,9 @@ def test_a_run_whose_loop_does_not_end_is_terminated():
                               [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])],
                               [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
                               [onnx.numpy_helper.from_array(np.array(True), "t")])
-    session = caesura.InferenceSession(
+    session = onnxruntime.InferenceSession(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
-    options = caesura.RunOptions()
+    options = onnxruntime.RunOptions()
     timer = threading.Timer(0.2, lambda: setattr(options, "terminate", True))
     timer.start()
     with pytest.raises(RuntimeError, match="ended by its caller"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import caesura
+from caesura import onnxruntime
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +34,7 @@ IDS, MASK, GLOBAL = torch.arange(3), torch.ones(3), torch.full((3,), 0.5)
 
 
 def test_inputs_of_any_name_by_keyword_and_by_position():
-    module = caesura.OnnxModule(longformer())
+    module = onnxruntime.OnnxModule(longformer())
     for args, kwargs in (((), {"input_ids": IDS, "attention_mask": MASK, "global_attention_mask": GLOBAL}),
                          ((IDS, MASK, GLOBAL), {}), ((IDS,), {"global_attention_mask": GLOBAL, "attention_mask": MASK}),
                          (((IDS, MASK),), {"global_attention_mask": GLOBAL.numpy()})):
@@ -45,15 +45,15 @@ def test_inputs_of_any_name_by_keyword_and_by_position():
 
 
 def test_dense_tensors_cross_without_a_copy():
-    module = caesura.OnnxModule(longformer())
+    module = onnxruntime.OnnxModule(longformer())
     module(IDS, MASK, GLOBAL)
-    assert module.exchange_counts() == {"inputs": 3, "inputs_copied": 0}
+    assert module.session._session.exchanged() == (3, 0)
     module(torch.arange(6)[::2], MASK, GLOBAL)
-    assert module.exchange_counts() == {"inputs": 6, "inputs_copied": 1}
+    assert module.session._session.exchanged() == (6, 1)
 
 
 def test_outputs_stay_when_the_next_call_goes():
-    module = caesura.OnnxModule(longformer())
+    module = onnxruntime.OnnxModule(longformer())
     first = module(IDS, MASK, GLOBAL)
     second = module(IDS, MASK, GLOBAL * 3)
     assert first.tolist() == [0.5, 1.5, 2.5] and second.tolist() == [1.5, 2.5, 3.5]
@@ -75,7 +75,7 @@ PRESENT = [(f"present.{layer}.key", f"present.{layer}.value") for layer in range
 
 
 def test_nested_structures_in_and_out():
-    module = caesura.OnnxModule(decoder(), output_structure={"logits": "logits", "past_key_values": PRESENT})
+    module = onnxruntime.OnnxModule(decoder(), output_structure={"logits": "logits", "past_key_values": PRESENT})
     x = torch.ones(1)
     past = [(torch.zeros(0), torch.zeros(0)) for _ in range(2)]
     for step in range(1, 4):
@@ -83,7 +83,7 @@ def test_nested_structures_in_and_out():
         assert outputs["logits"].tolist() == [2.0 * step]
         past = outputs["past_key_values"]
     assert isinstance(past[1], tuple) and [t.tolist() for pair in past for t in pair] == [[1, 2, 3]] * 4
-    assert module.exchange_counts()["inputs_copied"] == 0
+    assert module.session._session.exchanged()[1] == 0
     # The same by position, and the default of `scale` replaced.
     assert module(x, past)["past_key_values"][0][1].tolist() == [1, 2, 3, 1]
     assert module(x, past, scale=torch.tensor([5.0]))["logits"].tolist() == [5]
@@ -91,7 +91,7 @@ def test_nested_structures_in_and_out():
 
 
 def test_outputs_by_name_attribute_and_index():
-    module = caesura.OnnxModule(decoder())
+    module = onnxruntime.OnnxModule(decoder())
     outputs = module(x=torch.ones(1), past_key_values={"a": [torch.zeros(1)] * 2, "b": [torch.zeros(1)] * 2})
     assert list(outputs) == module.output_names
     assert outputs.logits is outputs["logits"] is outputs[0] is outputs.to_tuple()[0]
@@ -107,7 +107,7 @@ def test_optional_inputs_may_be_none():
             helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "else", [], [info("e", None)])]
     nodes = [helper.make_node("OptionalHasElement", ["bias"], ["has"]),
              helper.make_node("If", ["has"], ["y"], then_branch=body[0], else_branch=body[1])]
-    module = caesura.OnnxModule(bytes_of(nodes, [info("x"), helper.make_value_info("bias", optional)], [info("y", None)]))
+    module = onnxruntime.OnnxModule(bytes_of(nodes, [info("x"), helper.make_value_info("bias", optional)], [info("y", None)]))
     x = torch.ones(2)
     assert module(x, torch.ones(2) * 4).tolist() == [5, 5]
     assert module(x, None).tolist() == module(x=x, bias=None).tolist() == module(x).tolist() == [1, 1]
@@ -116,7 +116,7 @@ def test_optional_inputs_may_be_none():
 def test_sequences_in_and_out():
     sequence = helper.make_tensor_sequence_value_info
     nodes = [helper.make_node("SequenceInsert", ["s", "x"], ["out"])]
-    module = caesura.OnnxModule(bytes_of(nodes, [sequence("s", TensorProto.FLOAT, None), info("x")],
+    module = onnxruntime.OnnxModule(bytes_of(nodes, [sequence("s", TensorProto.FLOAT, None), info("x")],
                                          [sequence("out", TensorProto.FLOAT, None)]))
     for call in (lambda: module([torch.zeros(1), torch.ones(2)], torch.ones(3)),
                  lambda: module(s=[torch.zeros(1), torch.ones(2)], x=torch.ones(3))):
@@ -124,7 +124,7 @@ def test_sequences_in_and_out():
 
 
 def test_what_is_wrong_is_named():
-    module = caesura.OnnxModule(decoder())
+    module = onnxruntime.OnnxModule(decoder())
     x, two = torch.ones(1), [torch.ones(1)] * 2
     with pytest.raises(TypeError, match="no input 'global_mask'"):
         module(x=x, global_mask=x)
@@ -139,13 +139,13 @@ def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="no value given for input.s. 'past_key_values.0.key'"):
         module(x, None)
     with pytest.raises(ValueError, match="no output.s. .'loss'."):
-        caesura.OnnxModule(decoder(), output_structure=["loss"])
+        onnxruntime.OnnxModule(decoder(), output_structure=["loss"])
     with pytest.raises(ValueError, match="'x' is float32"):
         module(np.ones(1), two, two)
 
 
 def test_gradients_are_refused_rather_than_lost():
-    module = caesura.OnnxModule(longformer())
+    module = onnxruntime.OnnxModule(longformer())
     mask = MASK.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="'attention_mask' requires a gradient"):
         module(IDS, mask, GLOBAL)
@@ -154,7 +154,7 @@ def test_gradients_are_refused_rather_than_lost():
 
 
 def test_what_does_not_move_says_so():
-    module = caesura.OnnxModule(longformer())
+    module = onnxruntime.OnnxModule(longformer())
     for move, message in ((lambda m: m.to("meta"), r"does not go to meta: the model runs on CPUExecutionProvider; providers="),
                           (lambda m: m.half(), r"does not go to torch.float16: tensors have the types"),
                           (lambda m: torch.nn.Sequential(m).to("meta"), "does not go to meta")):

@@ -5,7 +5,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-import caesura
+from caesura import onnxruntime
 
 F32 = np.float32
 ROWS = F32([[1, 2, 3, 4], [5, 6, 7, 8]]).reshape(1, 1, 2, 4)
@@ -13,7 +13,7 @@ ROWS = F32([[1, 2, 3, 4], [5, 6, 7, 8]]).reshape(1, 1, 2, 4)
 
 def run(opset, graph, functions="", **feeds):
     text = f'<ir_version: 8, opset_import: ["": {opset}]> g {graph} {functions}'
-    return caesura.InferenceSession(onnx.parser.parse_model(text)).run(None, feeds)
+    return onnxruntime.InferenceSession(onnx.parser.parse_model(text)).run(None, feeds)
 
 
 @pytest.mark.parametrize("scales,expected", [

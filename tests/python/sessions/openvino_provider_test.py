@@ -8,12 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import caesura
-from caesura import conformance
+from caesura import conformance, onnxruntime
 from conformance_test import REASONS as CPU_REASONS
 
 OPENVINO = "OpenVINOExecutionProvider"
-pytestmark = pytest.mark.skipif(OPENVINO not in caesura.get_available_providers(), reason="built without OpenVINO")
+pytestmark = pytest.mark.skipif(OPENVINO not in onnxruntime.get_available_providers(), reason="built without OpenVINO")
 
 
 def chain(op_types) -> bytes:
@@ -27,7 +26,7 @@ def chain(op_types) -> bytes:
 
 def test_a_session_runs_parts_on_it():
     model = chain(["Exp", "Relu", "Tanh"])
-    session = caesura.InferenceSession(model, providers=[OPENVINO, "CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, providers=[OPENVINO, "CPUExecutionProvider"])
     assert session.get_providers() == [OPENVINO, "CPUExecutionProvider"]
     for rows in (2, 5, 2):
         x = np.linspace(-1, 1, rows * 4, dtype=np.float32).reshape(rows, 4)
@@ -37,13 +36,13 @@ def test_a_session_runs_parts_on_it():
 
 def test_options():
     model = chain(["Exp"])
-    session = caesura.InferenceSession(model, providers=[(OPENVINO, {"min_nodes": 1, "threads": 1})])
+    session = onnxruntime.InferenceSession(model, providers=[(OPENVINO, {"min_nodes": 1, "threads": 1})])
     assert session.get_provider_options()[OPENVINO] == {"min_nodes": "1", "threads": "1"}
     assert OPENVINO in session.plan({"x": np.zeros((1, 4), np.float32)})
-    alone = caesura.InferenceSession(model, providers=[OPENVINO])
+    alone = onnxruntime.InferenceSession(model, providers=[OPENVINO])
     assert OPENVINO not in alone.plan({"x": np.zeros((1, 4), np.float32)})  # a single node stays on the CPU
     with pytest.raises(ValueError, match="no option 'speed'"):
-        caesura.InferenceSession(model, providers=[(OPENVINO, {"speed": "9"})])
+        onnxruntime.InferenceSession(model, providers=[(OPENVINO, {"speed": "9"})])
 
 
 def test_infinities_and_lone_inputs_are_not_its_business():
@@ -55,7 +54,7 @@ def test_infinities_and_lone_inputs_are_not_its_business():
             helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
         graph = helper.make_graph([helper.make_node(op_type, inputs, ["y"])], "lone", *ends, [axes][: len(inputs) - 1])
         model = helper.make_model(graph, opset_imports=[onnx.OperatorSetIdProto(version=21)], ir_version=10)
-        session = caesura.InferenceSession(model.SerializeToString(), providers=[(OPENVINO, {"min_nodes": 1})])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[(OPENVINO, {"min_nodes": 1})])
         assert np.isneginf(session.run(None, {"x": x})[0]).all(), op_type
 
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import caesura
-from caesura import _core
+from caesura import _core, onnxruntime
 from caesura.dtypes import NUMBERS
 from caesura.sessions.values import from_value, to_value
 
@@ -170,7 +170,7 @@ def model():
 
 
 def test_sessions_give_what_they_are_given(model):
-    session = caesura.InferenceSession(model)
+    session = onnxruntime.InferenceSession(model)
     x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
     (y,) = session.run(None, {"x": x})
     assert y.dtype == torch.bfloat16 and y.tolist() == [1, 4, 9]

@@ -4,8 +4,7 @@
 import pytest
 from conformance_test import REASONS
 
-import caesura
-from caesura import conformance, torch_kernels
+from caesura import conformance, onnxruntime, torch_kernels
 
 pytest.importorskip("torch")
 if not torch_kernels.load():
@@ -18,7 +17,7 @@ PROVIDERS = [("TorchExecutionProvider", {"device": str(DEVICE)}), "CPUExecutionP
 
 
 def make_session(model):
-    return caesura.InferenceSession(model, providers=PROVIDERS)
+    return onnxruntime.InferenceSession(model, providers=PROVIDERS)
 
 
 # Cases that may fail: axes, pads and ends are inputs, so the kernel is created at run time on the device of the node,
@@ -42,6 +41,6 @@ def test_unknown_devices_and_options_are_refused():
     model = conformance.collect("test_abs")[0].model.SerializeToString()
     for device in (f"{DEVICE.type}:7", "xpu", "nowhere"):
         with pytest.raises(Exception, match=device):
-            caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
+            onnxruntime.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
     with pytest.raises(ValueError, match="no option 'stream'"):
-        caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"stream": "0"})])
+        onnxruntime.InferenceSession(model, providers=[("TorchExecutionProvider", {"stream": "0"})])

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import caesura
+from caesura import onnxruntime
 
 
 def parse(text):
@@ -67,7 +68,7 @@ def test_constants_train_as_initializers_do(tmp_path):
     for name, value in twin.parameters().items():
         np.testing.assert_array_equal(session.parameters()[name], value)
     session.export(tmp_path / "trained.onnx")
-    again = caesura.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": BATCH["x"]})[0]
+    again = onnxruntime.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": BATCH["x"]})[0]
     np.testing.assert_array_equal(again, twin.predict({"x": BATCH["x"]})[0])
     assert list(caesura.TrainingSession(parse(IN_CONSTANTS), train_constants=True, frozen=["b"], **options).parameters()) == ["w"]
     gradients = caesura.SplitModule(parse(IN_CONSTANTS), train_constants=True).forward({"x": BATCH["x"]}).backward(
@@ -123,7 +124,7 @@ def test_frozen_parameters_are_read_and_set(tmp_path):
         np.testing.assert_array_equal(again.parameters(frozen=True)[name], value)
     assert again.step(BATCH) == session.step(BATCH)
     session.export(tmp_path / "trained.onnx")
-    np.testing.assert_array_equal(caesura.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": BATCH["x"]})[0],
+    np.testing.assert_array_equal(onnxruntime.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": BATCH["x"]})[0],
                                   session.predict({"x": BATCH["x"]})[0])
 
 

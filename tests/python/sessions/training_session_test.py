@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import caesura
+from caesura import onnxruntime
 from caesura.sessions.values import from_value, to_value
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
@@ -29,8 +30,8 @@ def session(**options):
 def test_takes_a_model_proto_as_all_sessions_do():
     proto = onnx.parser.parse_model(MODEL)
     x = feeds()["x"]
-    expected = caesura.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
-    for found in (caesura.InferenceSession(proto).run(None, {"x": x}), session().predict({"x": x}),
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    for found in (onnxruntime.InferenceSession(proto).run(None, {"x": x}), session().predict({"x": x}),
                   list(caesura.SplitModule(proto).predict({"x": x}).values())):
         np.testing.assert_array_equal(found[0], expected[0])
 
@@ -57,7 +58,7 @@ def test_export_of_chosen_outputs(tmp_path):
     trained = session()
     trained.step(feeds())
     trained.export(tmp_path / "scores.onnx", outputs=["scores"])
-    exported = caesura.InferenceSession(tmp_path / "scores.onnx")
+    exported = onnxruntime.InferenceSession(tmp_path / "scores.onnx")
     assert [output.name for output in exported.get_outputs()] == ["scores"]
     np.testing.assert_array_equal(exported.run(None, {"x": feeds()["x"]})[0], trained.predict({"x": feeds()["x"]})[0])
 
@@ -98,7 +99,7 @@ def test_arrays_of_the_other_byte_order():
     turned = {name: other_order(array) for name, array in plain.items()}
     x, turned_x = plain["x"], turned["x"]
     scores = x @ np.float32([[.5, -.25], [.125, 1], [0, -1]])
-    inference, split, trained = caesura.InferenceSession(proto), caesura.SplitModule(proto), session()
+    inference, split, trained = onnxruntime.InferenceSession(proto), caesura.SplitModule(proto), session()
     for run in (inference.run, lambda _, fed: trained.predict(fed), lambda _, fed: list(split.predict(fed).values())):
         np.testing.assert_allclose(run(None, {"x": turned_x})[0], scores, rtol=1e-6)
     assert trained.step(turned) == session().step(plain)
@@ -109,10 +110,10 @@ def test_arrays_of_the_other_byte_order():
     run = split.forward({"x": x})
     np.testing.assert_allclose(run.backward({"scores": other_order(scores)})["w"], x.T @ scores, rtol=1e-5)
     # A binding reads the caller's own bytes.
-    for bind in (caesura.OrtValue.ortvalue_from_numpy, lambda array: inference.io_binding().bind_cpu_input("x", array)):
+    for bind in (onnxruntime.OrtValue.ortvalue_from_numpy, lambda array: inference.io_binding().bind_cpu_input("x", array)):
         with pytest.raises(ValueError, match="not in this machine's byte order"):
             bind(turned_x)
-    value = caesura.OrtValue.ortvalue_from_shape_and_type(x.shape, np.float32)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(x.shape, np.float32)
     value.update_inplace(turned_x)
     np.testing.assert_array_equal(value.numpy(), x)
 

@@ -5,7 +5,7 @@
     model = caesura.wrap(model)                                   # a PyTorch module: forward and backward run here
     step = caesura.compile_step(model, loss_fn, optimizer)        # or the whole step, optimizer included
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
-    session = caesura.InferenceSession("net.onnx")                # or one that is only run
+    session = caesura.onnxruntime.InferenceSession("net.onnx")    # or one that is only run
 
 A name that needs PyTorch imports it at its first use.
 """
@@ -13,14 +13,10 @@ A name that needs PyTorch imports it at its first use.
 import importlib
 from typing import TYPE_CHECKING
 
-from caesura import _core
+from caesura import _core, onnxruntime
+from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, StrictError, Suspended
 from caesura.integrations.tensorboard import EventWriter
-from caesura.reports import FallbackWarning, Report, StrictError, profile, report, reset_report, strict
-from caesura.sessions.inference import InferenceSession, ModelMetadata, NodeArg, get_device
-from caesura.sessions.io_binding import IOBinding, OrtValue
-from caesura.sessions.options import (CustomOps, ExecutionMode, ExecutionOrder, GraphOptimizationLevel, OptionSet,
-                                      RunOptions, SessionOptions)
-from caesura.sessions.providers import get_available_providers
+from caesura.reports import Report, profile, report, reset_report, strict
 from caesura.sessions.split import ForwardRun, SplitModule
 from caesura.sessions.training import TrainingSession, open_step
 
@@ -28,33 +24,24 @@ if TYPE_CHECKING:  # type checkers and editors look here, since the names are lo
     from caesura.frontends.compile_step import CompiledStep, compile_step
     from caesura.frontends.export import export_step, load_step
     from caesura.frontends.wrap import wrap
-    from caesura.runtime.step_program import StepRefused
-    from caesura.sessions.onnx_module import OnnxModule, OnnxOutputs
 
 # Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
     "CompiledStep": "caesura.frontends.compile_step",
-    "OnnxModule": "caesura.sessions.onnx_module",
-    "OnnxOutputs": "caesura.sessions.onnx_module",
-    "StepRefused": "caesura.runtime.step_program",
     "compile_step": "caesura.frontends.compile_step",
     "export_step": "caesura.frontends.export",
     "load_step": "caesura.frontends.export",
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
-    "CompiledStep", "CustomOps", "EventWriter", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "ForwardRun",
-    "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata", "NodeArg", "OnnxModule", "OnnxOutputs",
-    "OptionSet", "OrtValue", "RankFailure", "Report", "RunOptions", "SessionOptions", "SplitModule", "StepRefused", "StrictError",
-    "Suspended", "TrainingSession", "compile_step", "export_step", "get_available_providers", "get_device", "load_step", "open_step",
-    "profile", "report", "reset_report", "strict", "wrap",
+    "CompiledStep", "Error", "EventWriter", "FallbackWarning", "ForwardRun", "RankFailure", "Report", "SplitModule",
+    "StepRefused", "StrictError", "Suspended", "TrainingSession", "compile_step", "export_step", "load_step", "onnxruntime",
+    "open_step", "profile", "report", "reset_report", "strict", "wrap",
 ]
-Suspended = _core.Suspended  # type: ignore[attr-defined]
-RankFailure = _core.RankFailure  # type: ignore[attr-defined]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'caesura' has no attribute '{name}'")
     value = getattr(importlib.import_module(_WITH_TORCH[name]), name)
@@ -62,5 +49,5 @@ def __getattr__(name):
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(globals().keys() | _WITH_TORCH.keys())

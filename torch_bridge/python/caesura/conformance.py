@@ -79,20 +79,19 @@ def run_case(case, make_session) -> str:
 
 
 def _make_caesura(model: bytes, provider: str = "cpu"):
-    import caesura
+    from caesura.onnxruntime import InferenceSession
 
     name, _, device = provider.partition(":")
     if name in ("torch", "torch-only"):
-        from caesura import torch_kernels
-
-        torch_kernels.load()
-    if device and name == "torch":
-        return caesura.InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device})])
-    if provider in ("cpu", "torch", "torch-only"):
-        return caesura.InferenceSession(model, provider=provider)
+        session = InferenceSession(model, providers=[("TorchExecutionProvider", {"device": device} if device else {})])
+        if name == "torch-only":  # nothing is left to our own kernels
+            session._open({"TorchExecutionProvider": {}}, [(name, {})])
+        return session
+    if provider == "cpu":
+        return InferenceSession(model)
     name = "OpenVINOExecutionProvider" if provider == "openvino" else provider
     # Cases are of one node, mostly: none is too small.
-    return caesura.InferenceSession(model, providers=[(name, {"min_nodes": "1"}), "CPUExecutionProvider"])
+    return InferenceSession(model, providers=[(name, {"min_nodes": "1"})])
 
 
 def _work(connection, name_filter: str, make_session):

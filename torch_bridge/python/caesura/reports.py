@@ -11,30 +11,8 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from caesura import _core
+from caesura.errors import FallbackWarning, StrictError
 from caesura.user_code import calling_line, is_installed, is_users
-
-
-class FallbackWarning(UserWarning):
-    """Warns that something is left to PyTorch, or that a part of caesura is not used, once for each cause; it points at the
-    line of your code.
-
-    Example::
-
-        warnings.simplefilter("error", caesura.FallbackWarning)   # or: with caesura.strict(): ...
-    """
-
-
-class StrictError(RuntimeError):
-    """Raised within strict() in place of a fallback to PyTorch, and where a part of caesura is not used.
-
-    Example::
-
-        try:
-            with caesura.strict():
-                model(inputs)
-        except caesura.StrictError as error:
-            print(error)                                          # lists the ops, the reasons and the lines
-    """
 
 
 @dataclass

@@ -16,7 +16,8 @@ import torch
 from caesura.cache import disk
 from caesura.cache.fingerprint import PLAIN, Fingerprint, Unkeyed
 from caesura.capture.compat import storage_id
-from caesura.reports import StrictError, fall_back
+from caesura.errors import StrictError
+from caesura.reports import fall_back
 from caesura.runtime.autograd_call import open_call, registered
 
 

@@ -36,6 +36,7 @@ from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf,
                                            reached_inputs, record, sparse_inputs, takes_gradients)
 from caesura.capture.subclasses import refused_subclasses
 from caesura.capture.tensor_hooks import place_hooks
+from caesura.errors import StepRefused
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
@@ -44,7 +45,7 @@ from caesura.reports import Detour, Detours, collect_from, note_detour, recorded
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
-from caesura.runtime.step_program import Captured, CapturedStep, StepProgram, StepRefused
+from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
 from caesura.runtime.step_ranks import StepRanks
 
 

@@ -28,7 +28,8 @@ from caesura.capture.partition import partition
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
-from caesura.reports import StrictError, fall_back, note_detour
+from caesura.errors import StrictError
+from caesura.reports import fall_back, note_detour
 from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording, rows_reached
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram

@@ -5,7 +5,7 @@ import torch
 
 from caesura.capture.compat import backward_hooks, global_backward_hooks, has_accumulation_hooks, has_hooks
 from caesura.capture.frames import first_line, place_of
-from caesura.runtime.step_program import StepRefused
+from caesura.errors import StepRefused
 
 
 def refuse_hooks(step) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from caesura import _core
+from caesura.errors import Suspended
 from caesura.runtime.optimizers import Recipe
 
 _FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
@@ -52,7 +53,7 @@ class Suspendable(_core.StepCalls):
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if self.suspend or is_late or self._stop_at != _NEVER:
             self._forget_stop()
-            raise _core.Suspended(  # type: ignore[attr-defined]
+            raise Suspended(
                 "the step has not begun: it leaves results in attributes of the module or in arguments, so it stops between two calls only")
 
     def _refuse_while_one_waits(self) -> None:

@@ -14,6 +14,7 @@ from caesura.capture.dtensors import held, is_dtensor
 from caesura.capture.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
 from caesura.capture.sources import input_names
+from caesura.errors import StepRefused
 from caesura.lowering import Refused
 from caesura.lowering.aten_fallback import DOMAIN
 from caesura.lowering.onnx_builder import onnx_type, with_bodies
@@ -21,27 +22,10 @@ from caesura.lowering.ops.exchange import is_exchange
 from caesura.lowering.training_importer import import_forward, leaves_statistics, needed, number_input
 from caesura.reports import RECORD
 from caesura.runtime.gpu import CPU, open_gpu
-from caesura.user_code import with_source
 
 
 # Drawn anew from PyTorch's generator for each call of a step that draws.
 SEED = torch.empty((), dtype=torch.int64, device=CPU)
-
-
-class StepRefused(RuntimeError):
-    """Raised if a step cannot be one program. The message names the reason and the line of your code; nothing has
-    changed. If an error within the capture ended it that neither you nor this package foresaw, that error is its __cause__.
-
-    Example::
-
-        try:
-            loss = step(inputs, targets)
-        except caesura.StepRefused as error:
-            print(error)
-    """
-
-    def __init__(self, message: str):
-        super().__init__(with_source(message))
 
 
 class Captured(Exception):

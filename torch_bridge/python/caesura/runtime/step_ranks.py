@@ -4,8 +4,8 @@
 import torch
 
 from caesura.capture.dtensors import is_dtensor
+from caesura.errors import StepRefused
 from caesura.ranks import communicator, has_other_ranks, host_group
-from caesura.runtime.step_program import StepRefused
 from caesura.runtime.step_shards import StepShards
 
 

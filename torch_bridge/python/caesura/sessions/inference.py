@@ -12,22 +12,21 @@ from caesura import _core
 from caesura.sessions.io_binding import IOBinding
 from caesura.sessions.options import SessionOptions
 from caesura.sessions.provider_fallback import FallsBack
-from caesura.sessions.providers import CPU, OPENVINO, SHORT, named_providers, native_providers
+from caesura.sessions.providers import CPU, CUDA, OPENVINO, get_available_providers, named_providers, native_providers
 from caesura.sessions.values import model_source
 
 
 def get_device() -> str:
-    """Returns "CPU": the device of caesura's own kernels.
+    """Returns the kind of device that sessions can run on, as onnxruntime.get_device() does.
 
     Returns:
-        str: as onnxruntime.get_device() has it.
-
+        str: "GPU" if CUDAExecutionProvider is available, otherwise "CPU".
 
     Example::
 
-        assert caesura.get_device() == "CPU"
+        print(onnxruntime.get_device())
     """
-    return "CPU"
+    return "GPU" if CUDA in get_available_providers() else "CPU"
 
 
 class NodeArg(NamedTuple):
@@ -78,11 +77,8 @@ class InferenceSession(FallsBack):
         providers: names, or (name, options) pairs, in order of preference; the CPU's kernels always come last. A path
             names the first provider of that plug-in. TorchExecutionProvider runs PyTorch's operators; its option
             `device` is as PyTorch names it ("cuda:1"; "cpu" if left out), and nodes without an equivalent run on the
-            CPU. CountingExecutionProvider is a stand-in for a device, for tests: it has host memory of its own (option
-            `memory_bytes`) and counts copies and waits (device_counts()).
+            CPU.
         provider_options: one dict for each provider, as onnxruntime takes them.
-        threads: short for SessionOptions.intra_op_num_threads.
-        provider: instead of `providers`: "cpu", "torch", or "torch-only", which leaves nothing to caesura's kernels.
 
     Raises:
         ValueError: the model is not valid, or a provider is not known (onnxruntime warns and takes another one).
@@ -92,26 +88,17 @@ class InferenceSession(FallsBack):
 
     Example::
 
-        session = caesura.InferenceSession("net.onnx")
+        session = onnxruntime.InferenceSession("net.onnx")
         scores, = session.run(None, {"images": images})
     """
 
     def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
-                 provider_options: Optional[Sequence[dict]] = None, *, threads: int = 0, provider: Optional[str] = None):
+                 provider_options: Optional[Sequence[dict]] = None):
         self._source = model_source(path_or_bytes)
         self._options = sess_options if sess_options is not None else SessionOptions()
-        self._settings = self._options.settings()
-        if threads:
-            self._settings["threads"] = threads
+        self._settings = self._options._settings()
         self._finish_runs: weakref.finalize | None = None
-        if provider is None:
-            self.set_providers(providers if providers is not None else [CPU], provider_options)
-        elif providers is not None:
-            raise ValueError("give providers or provider, not both")
-        elif provider not in SHORT:
-            raise ValueError(f"provider '{provider}' is none of {', '.join(SHORT)}")
-        else:
-            self._open({name: {} for name in SHORT[provider]}, [(provider, {})])
+        self.set_providers(providers, provider_options)
 
     def _open(self, named, native):
         try:
@@ -240,20 +227,6 @@ class InferenceSession(FallsBack):
         self._session.end_profiling(path)
         self._profiling = False
         return path
-
-    def exchange_counts(self) -> dict:
-        """Returns the number of inputs that run() was given, and how many of them had to be copied.
-
-        Copied are arrays that are not dense, lists and numbers. Bound inputs are never copied.
-        """
-        given, copied = self._session.exchanged()
-        return {"inputs": given, "inputs_copied": copied}
-
-    def device_counts(self) -> dict:
-        """Returns kernels, copies, their bytes and waits of CountingExecutionProvider's device since the session was
-        made.
-        """
-        return self._session.device_counts()
 
 
 class _Reported:

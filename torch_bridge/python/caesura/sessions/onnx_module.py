@@ -3,11 +3,14 @@
 
 import re
 import warnings
+from collections.abc import Sequence
+from typing import Optional
 
 import torch
 
 from caesura.capture.compat import tree_leaves, tree_map
 from caesura.sessions.inference import InferenceSession
+from caesura.sessions.options import SessionOptions
 from caesura.sessions.providers import CUDA
 from caesura.user_code import calling_line
 
@@ -44,10 +47,11 @@ class OnnxModule(torch.nn.Module):
 
     Args:
         path_or_bytes: as for InferenceSession.
-        *arguments: as for InferenceSession.
+        sess_options: SessionOptions.
+        providers: as for InferenceSession.
+        provider_options: one dict for each provider.
         output_structure: a nested structure of output names; a call returns it with tensors in their place, and
             computes only these outputs. By default one tensor if the model has one output, otherwise OnnxOutputs.
-        **options: as for InferenceSession.
 
     Raises:
         ValueError: the model is not valid, or output_structure names outputs that it does not have.
@@ -55,15 +59,16 @@ class OnnxModule(torch.nn.Module):
 
     Example::
 
-        module = caesura.OnnxModule("longformer.onnx")
+        module = onnxruntime.OnnxModule("longformer.onnx")
         with torch.no_grad():
             outputs = module(input_ids=ids, attention_mask=mask)
         outputs.logits
     """
 
-    def __init__(self, path_or_bytes, *arguments, output_structure=None, **options):
+    def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
+                 provider_options: Optional[Sequence[dict]] = None, *, output_structure=None):
         super().__init__()
-        self.session = InferenceSession(path_or_bytes, *arguments, **options)
+        self.session = InferenceSession(path_or_bytes, sess_options, providers, provider_options)
         required, defaults = self.session.get_inputs(), self.session.get_overridable_initializers()
         self.input_names = [value.name for value in required + defaults]
         self.output_names = [value.name for value in self.session.get_outputs()]
@@ -166,10 +171,6 @@ class OnnxModule(torch.nn.Module):
         if len(leaves) != len(names):
             raise TypeError(f"'{argument}' has {len(leaves)} tensors for the {len(names)} inputs {names}")
         return dict(zip(names, leaves))
-
-    def exchange_counts(self) -> dict:
-        """Returns the number of inputs that were given, and how many of them had to be copied."""
-        return self.session.exchange_counts()
 
     def extra_repr(self) -> str:
         return f"inputs={self.input_names}, outputs={self.output_names}"

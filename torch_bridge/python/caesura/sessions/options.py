@@ -25,7 +25,7 @@ class GraphOptimizationLevel(enum.IntEnum):
 
     Example::
 
-        options.graph_optimization_level = caesura.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     """
 
     ORT_DISABLE_ALL = 0
@@ -40,7 +40,7 @@ class ExecutionMode(enum.IntEnum):
 
     Example::
 
-        options.execution_mode = caesura.ExecutionMode.ORT_SEQUENTIAL
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     """
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
@@ -51,7 +51,7 @@ class ExecutionOrder(enum.IntEnum):
 
     Example::
 
-        options.execution_order = caesura.ExecutionOrder.DEFAULT
+        options.execution_order = onnxruntime.ExecutionOrder.DEFAULT
     """
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -98,11 +98,11 @@ class SessionOptions(_Named):
 
     Example::
 
-        options = caesura.SessionOptions()
+        options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.register_custom_ops_library("libmine.so")
         options.custom_ops.for_node("detector").update({"device": "CPU"})
-        session = caesura.InferenceSession("net.onnx", options)
+        session = onnxruntime.InferenceSession("net.onnx", options)
     """
 
     intra_op_num_threads: int
@@ -176,7 +176,7 @@ class SessionOptions(_Named):
         """Has no effect, and warns once: each run is planned for its own shapes."""
         warn_once("add_free_dimension_override_by_denotation", "each run is planned for the shapes that it is given")
 
-    def settings(self) -> dict:
+    def _settings(self) -> dict:
         """Returns the settings of the native session; warns and raises for all others."""
         for name, why in self._REFUSED.items():
             if self._changed(name):
@@ -204,7 +204,7 @@ class RunOptions(_core.RunSettings):
 
     Example::
 
-        options = caesura.RunOptions()
+        options = onnxruntime.RunOptions()
         threading.Timer(10, setattr, (options, "terminate", True)).start()
         session.run(None, feeds, options)
     """

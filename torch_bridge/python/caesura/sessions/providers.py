@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The providers that sessions name: which there are, their options, and how _core takes them."""
 
+import ctypes
+import functools
 import importlib.util
+import pathlib
 
 from caesura import _core, torch_kernels
 from caesura.cuda_libraries import with_cuda_libraries
@@ -10,23 +13,33 @@ CPU: str = "CPUExecutionProvider"
 TORCH: str = "TorchExecutionProvider"
 COUNTING: str = "CountingExecutionProvider"
 OPENVINO, CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
-SHORT = {"cpu": (CPU,), "torch": (TORCH, CPU), "torch-only": (TORCH,)}
+_DEVICES = pathlib.Path("/dev")
 
 
-def get_available_providers() -> list:
+@functools.cache
+def _has_gpu() -> bool:
+    """True if NVIDIA's driver is installed and shows a device. It is not initialised: a process could not fork after that."""
+    devices = [*_DEVICES.glob("nvidia[0-9]*"), *_DEVICES.glob("dxg")]  # dxg: of Windows' subsystem for Linux
+    try:
+        return bool(devices) and bool(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return False
+
+
+def get_available_providers() -> list[str]:
     """Lists the providers that `InferenceSession(providers=...)` may name here, beside plug-ins of your own.
 
     Returns:
-        list: "CPUExecutionProvider"; "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the
-        node) if PyTorch is installed; "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is. A session
-        also takes "CUDAExecutionProvider", which is early and not listed: without a GPU it raises NotImplementedError.
+        list: "CUDAExecutionProvider" if there is a GPU of NVIDIA's with its driver; "CPUExecutionProvider";
+        "TorchExecutionProvider" (PyTorch's own operators, where one means the same as the node) if PyTorch is installed;
+        "OpenVINOExecutionProvider" (whole parts of the graph) if OpenVINO is.
 
     Example::
 
-        print(caesura.get_available_providers())
+        print(onnxruntime.get_available_providers())
     """
     openvino = _core.has_plugin("caesura_openvino") and importlib.util.find_spec("openvino") is not None
-    return [CPU] + [TORCH] * torch_kernels.built() + [OPENVINO] * openvino
+    return [CUDA] * _has_gpu() + [CPU] + [TORCH] * torch_kernels.built() + [OPENVINO] * openvino
 
 
 def _is_plugin(name: str) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lower bound for the time of a step: only its matrix products, and AdamW's memory traffic.
 
-Each product is one MatMul in a caesura.InferenceSession, that is one oneDNN primitive; its time is the difference
+Each product is one MatMul in an InferenceSession, that is one oneDNN primitive; its time is the difference
 between several of them in a model and one. AdamW reads a parameter, its gradient and two moments and writes three of
 them: 28 bytes an element, which are copied here instead.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from onnx import TensorProto, helper
 
-import caesura
+from caesura import onnxruntime
 
 _MORE = 2  # products in the longer model, beside the first
 
@@ -40,8 +40,9 @@ def _model(product: dict, products: int, bfloat16: bool) -> bytes:
 class _Product:
     def __init__(self, product: dict, job: dict):
         self._count = product["count"]
-        self._sessions = [caesura.InferenceSession(_model(product, n, job["bfloat16"]), threads=job["threads"])
-                          for n in (1, 1 + _MORE)]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = job["threads"]
+        self._sessions = [onnxruntime.InferenceSession(_model(product, n, job["bfloat16"]), options) for n in (1, 1 + _MORE)]
         a = np.ones([product[key] for key in ("batch", "m", "k")], np.float32)
         self._feeds = {"a": a.astype(ml_dtypes.bfloat16) if job["bfloat16"] else a}
 
