@@ -92,7 +92,7 @@ def measure(options):
 
     def compiled(group):
         module = make()
-        step = caesura.compile_step(module, loss_of, torch.optim.AdamW(module.parameters(), lr=1e-4), process_group=group)
+        step = caesura.compile_step(module, loss_of, torch.optim.AdamW(module.parameters(), lr=1e-4), ranks=caesura.Ranks(group))
         return lambda: step(tokens, targets)
 
     gradients = torch.ones(sum(p.numel() for p in Gpt(sizes).parameters()))

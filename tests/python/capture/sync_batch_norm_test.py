@@ -92,7 +92,7 @@ def limits(rank):
         step.regroup(dist.new_group([rank], use_local_synchronization=True))
     step(x, y)
     with pytest.raises(caesura.StepRefused, match="SyncBatchNorm.*write shard=0"):
-        caesura.compile_step(module, F.cross_entropy, _sgd(module), shard=1)(x, y)
+        caesura.compile_step(module, F.cross_entropy, _sgd(module), ranks=caesura.Ranks(shard=1))(x, y)
     half = nn.Sequential(nn.SyncBatchNorm(1, process_group=[dist.new_group([r]) for r in range(2)][rank]), nn.Flatten(), nn.Linear(64, 10))
     caesura.compile_step(half, F.cross_entropy, _sgd(half))(x, y)  # of one rank: nothing is exchanged
     module.eval()  # by running statistics, as in eager, which takes that on CPUs too

@@ -105,8 +105,8 @@ def _check(cuda, device, kind, rank, optimizer_of, **options):
 def as_on_cpus(rank, folder):
     cuda, device = _start(rank, folder)
     _check(cuda, device, Net, rank, _sgd)
-    _check(cuda, device, Net, rank, _adamw, accumulation_steps=2, clip_norm=0.5, bucket_bytes=100)
-    _check(cuda, device, Attends, rank, _sgd, lengths=(6, 4), mean_over="tokens")
+    _check(cuda, device, Net, rank, _adamw, accumulation_steps=2, clip_norm=0.5, ranks=caesura.Ranks(bucket_bytes=100))
+    _check(cuda, device, Attends, rank, _sgd, lengths=(6, 4), ranks=caesura.Ranks(mean_over="tokens"))
     assert cuda.reports() == [], cuda.reports()
     return True
 
@@ -118,7 +118,7 @@ def beside_nccl(rank, folder):
     group = dist.new_group(backend="cuda:gpuonly")
     with pytest.raises(RuntimeError, match="cpu"):
         dist.all_reduce(torch.ones(1), group=group)
-    (losses, given), (wanted, _) = (_train(Net, rank, device, 3, _sgd, process_group=g) for g in (group, None))
+    (losses, given), (wanted, _) = (_train(Net, rank, device, 3, _sgd, ranks=caesura.Ranks(g)) for g in (group, None))
     assert torch.equal(losses, wanted)
     same_on_all_ranks(given)
     assert cuda.reports() == [], cuda.reports()
@@ -150,7 +150,7 @@ def loses_one(rank, folder):
 def with_divided_state(rank, folder):
     _, device = _start(rank, folder)
     with pytest.raises(caesura.StepRefused, match=f"shard: parts of the state .* 'nccl' exchanges that of {device}"):
-        _train(Net, rank, device, 1, _adamw, shard=1)
+        _train(Net, rank, device, 1, _adamw, ranks=caesura.Ranks(shard=1))
     return True
 
 

@@ -299,8 +299,9 @@ def refusals(rank):
     grid.up.register_forward_pre_hook(lambda _, given: DTensor.from_local(given[0], two, [Replicate(), Replicate()]))
     grid.up.register_forward_hook(lambda _, __, result: result.full_tensor())
     assert "meshes of one dim" in _refusal(grid, batch)
-    assert "write mean_over='batches'" in _refusal(parallelize_module(Mlp(), mesh, plan), batch, mean_over="tokens")
-    assert "write shard=0" in _refusal(parallelize_module(Mlp(), mesh, plan), batch, shard=1)
+    assert "write mean_over='batches'" in _refusal(parallelize_module(Mlp(), mesh, plan), batch,
+                                                    ranks=caesura.Ranks(mean_over="tokens"))
+    assert "write shard=0" in _refusal(parallelize_module(Mlp(), mesh, plan), batch, ranks=caesura.Ranks(shard=1))
     assert "take another optimizer" in _refusal(parallelize_module(Mlp(), mesh, plan), batch,
                                                 optimizer=lambda m: torch.optim.Adafactor(m.parameters()))
     dropping = Mlp()
@@ -313,7 +314,8 @@ def refusals(rank):
     open_end = parallelize_module(nn.Sequential(nn.Linear(8, 8)), mesh, {"0": ColwiseParallel(use_local_output=False)})
     assert "write loss.full_tensor()" in _refusal(open_end, batch, loss_fn=lambda y, _: y.square().mean())
     alone = dist.new_group([rank], use_local_synchronization=True)
-    assert "process_group=mesh.get_group()" in _refusal(parallelize_module(Mlp(), mesh, plan), batch, process_group=alone)
+    for ranks in (caesura.Ranks(alone), caesura.Ranks("alone")):
+        assert "ranks=Ranks(mesh.get_group())" in _refusal(parallelize_module(Mlp(), mesh, plan), batch, ranks=ranks)
     module = parallelize_module(Mlp(), mesh, plan)
     step = caesura.compile_step(module, F.cross_entropy, _adamw(module))
     step(*batch)

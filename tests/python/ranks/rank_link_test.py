@@ -40,7 +40,7 @@ def _train(rank, change):
     dist.init_process_group("gloo")
     group = dist.new_group(timeout=datetime.timedelta(seconds=_TIME_OUT))
     dist.barrier()
-    step = caesura.compile_step(module, torch.nn.functional.cross_entropy, optimizer, process_group=group)
+    step = caesura.compile_step(module, torch.nn.functional.cross_entropy, optimizer, ranks=caesura.Ranks(group))
     for _ in range(2):
         step(*batch)
     dist.barrier()

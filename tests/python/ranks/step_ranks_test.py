@@ -134,7 +134,7 @@ def lengths(rank):
 def tokens(rank):
     """Ranks with other numbers of tokens: each token counts alike, as in one process with all of them."""
     ours, eager = Gpt(), Gpt()
-    step = caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), mean_over="tokens")
+    step = caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), ranks=caesura.Ranks(mean_over="tokens"))
     optimizer = _sgd(eager.parameters())
     for i in range(6):
         batches = [tuple(t.clone() for t in _batch(Gpt, r, i, length=(16, 4 + 2 * (i % 3))[r])) for r in range(2)]
@@ -153,39 +153,40 @@ def tokens(rank):
             a, b = (t.detach().view(3, 32)[::2] for t in (a, b))
         assert (a - b).abs().max() <= 1e-5 * a.abs().max()
     linear = nn.Linear(4, 4)
-    other = caesura.compile_step(linear, nn.functional.mse_loss, _sgd(linear.parameters()), mean_over="tokens")
+    other = caesura.compile_step(linear, nn.functional.mse_loss, _sgd(linear.parameters()), ranks=caesura.Ranks(mean_over="tokens"))
     with pytest.raises((ValueError, caesura.StepRefused), match="is no mean cross entropy"):
         other(torch.ones(2, 4), torch.ones(2, 4))
     with pytest.raises(ValueError, match="needs accumulation_steps=1, got 2"):
-        caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), mean_over="tokens", accumulation_steps=2)
+        caesura.compile_step(ours, nn.functional.cross_entropy, _sgd(ours.parameters()), accumulation_steps=2,
+                             ranks=caesura.Ranks(mean_over="tokens"))
     return True
 
 
 def compressed(rank):
     """Gradients that are exchanged in bfloat16: near those that are not, and the same on all ranks."""
-    plain, ours = (_compiled(Net, rank, 20, _sgd, exchange_dtype=dtype) for dtype in (None, "bf16"))
+    plain, ours = (_compiled(Net, rank, 20, _sgd, ranks=caesura.Ranks(exchange_dtype=dtype)) for dtype in (None, "bf16"))
     same_on_all_ranks(ours[1])
     assert not torch.equal(plain[1][0], ours[1][0])
-    first = [_compiled(Net, rank, 1, _sgd, exchange_dtype=dtype)[1] for dtype in (None, "bf16")]
+    first = [_compiled(Net, rank, 1, _sgd, ranks=caesura.Ranks(exchange_dtype=dtype))[1] for dtype in (None, "bf16")]
     for a, b, start in zip(*first, Net().parameters(), strict=True):
         # Two roundings of 2^-8 each, where the ranks' gradients are up to twice as large as their mean.
         assert 0 < (a - b).abs().max() <= 2**-6 * (a - start).abs().max()
     torch.testing.assert_close(ours[0], plain[0], rtol=5e-3, atol=0)
     with pytest.raises(ValueError, match="exchange_dtype is 'bf16' or None, got 'fp8'"):
-        caesura.compile_step(Net(), nn.functional.cross_entropy, _sgd(Net().parameters()), exchange_dtype="fp8")
+        caesura.Ranks(exchange_dtype="fp8")
     return True
 
 
 def buckets(rank):
     """Their size changes the exchanges only. Ranks that take other sizes are refused."""
-    one, small = (_compiled(Net, rank, 4, _sgd, bucket_bytes=size) for size in (1 << 30, 100))
+    one, small = (_compiled(Net, rank, 4, _sgd, ranks=caesura.Ranks(bucket_bytes=size)) for size in (1 << 30, 100))
     assert one[0] == small[0]
     for a, b in zip(one[1], small[1], strict=True):
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match="bucket_bytes is 1 or more, got 0"):
-        caesura.compile_step(Net(), nn.functional.cross_entropy, _sgd(Net().parameters()), bucket_bytes=0)
+        caesura.Ranks(bucket_bytes=0)
     with pytest.raises((RuntimeError, ValueError), match="rank"):
-        _compiled(Net, rank, 1, _sgd, bucket_bytes=1 << 30 if rank == 0 else 100)
+        _compiled(Net, rank, 1, _sgd, ranks=caesura.Ranks(bucket_bytes=1 << 30 if rank == 0 else 100))
     return True
 
 
@@ -198,7 +199,8 @@ def _divided(kind, rank, optimizer_of, shard, accumulate, alone):
     ranks if `alone`."""
     module = kind()
     optimizer = optimizer_of(module.parameters())
-    step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, shard=shard, accumulation_steps=accumulate)
+    step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, accumulation_steps=accumulate,
+                                ranks=caesura.Ranks(shard=shard))
     batches = [_batch(kind, rank, i, length=(16, 8)[i % 2]) for i in range(6)]
     if kind is Net:
         batches = [(x[:4 - i % 2], y[:4 - i % 2]) for i, (x, y) in enumerate(batches)]
@@ -217,7 +219,7 @@ def _divided(kind, rank, optimizer_of, shard, accumulate, alone):
     later = kind()
     optimizer = optimizer_of(later.parameters())
     optimizer.load_state_dict(state)
-    step = caesura.compile_step(later, nn.functional.cross_entropy, optimizer, shard=shard, process_group=alone)
+    step = caesura.compile_step(later, nn.functional.cross_entropy, optimizer, ranks=caesura.Ranks(alone, shard=shard))
     losses += [step(*_batch(kind, 0 if alone else rank, i)) for i in (6, 7)]
     return [*losses, *module.parameters(), *taken, *later.parameters()]
 
@@ -233,17 +235,20 @@ def divided(rank, kind, optimizer_of, accumulate, is_alone):
 def divided_limits(rank):
     groups = [dist.new_group([r]) for r in range(2)]
     net = Net()
-    step = caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=1)
+    step = caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), ranks=caesura.Ranks(shard=1))
     step(*_batch(Net, rank, 0))
     with pytest.raises(ValueError, match="the part of a rank that was lost is gone"):
         step.regroup(groups[rank])
     with pytest.raises(ValueError, match="shard=2 needs accumulation_steps=1"):
-        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=2, accumulation_steps=2)
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), accumulation_steps=2,
+                             ranks=caesura.Ranks(shard=2))
     with pytest.raises(ValueError, match="fully_shard"):
-        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), shard=3)
+        caesura.Ranks(shard=3)
+    with pytest.raises(ValueError, match="logical_shards=2 is TrainingSession's"):
+        caesura.compile_step(net, nn.functional.cross_entropy, _adamw(net.parameters()), ranks=caesura.Ranks(logical_shards=2))
     whole = torch.optim.NAdam(net.parameters())
     with pytest.raises(caesura.StepRefused, match="belongs to whole parameters"):
-        caesura.compile_step(net, nn.functional.cross_entropy, whole, shard=1)(*_batch(Net, rank, 0))
+        caesura.compile_step(net, nn.functional.cross_entropy, whole, ranks=caesura.Ranks(shard=1))(*_batch(Net, rank, 0))
     return True
 
 
@@ -305,9 +310,8 @@ def sessions(rank, path):
     weight = torch.from_numpy(session.parameters()["w"])
     assert torch.equal(torch.from_numpy(early.parameters()["w"]), weight)
     same_on_all_ranks([weight])
-    group = dist.new_group([0])
-    if rank == 0:
-        alone = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, process_group=group)
+    if rank == 0:  # no other rank makes one
+        alone = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, ranks=caesura.Ranks("alone"))
         both = {name: torch.cat([torch.from_numpy(f[name]) for f in feeds]).numpy() for name in feeds[0]}
         for _ in range(3):
             expected = alone.step(both)
@@ -320,7 +324,7 @@ def shards(rank, path):
     """Divided optimizer state gives what undivided state gives; the checkpoint of all ranks is read by one."""
     trained = {}
     for shard in (0, 1):
-        session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, shard=shard)
+        session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, ranks=caesura.Ranks(shard=shard))
         told = session.memory
         losses = [session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, rank, step))))) for step in range(4)]
         trained[shard] = losses, torch.from_numpy(session.parameters()["w"]), told
@@ -333,16 +337,12 @@ def shards(rank, path):
         session.set_parameter("optimizer.exp_avg.w", trained[1][1].numpy())
     session.save(path + ".ckpt", {"epoch": 3})
     alone = [dist.new_group([r]) for r in range(2)][rank]
-    for one in (caesura.TrainingSession(path, optimizer="adamw", process_group=alone, shard=1),
-                caesura.TrainingSession(path, optimizer="adamw", shard=1)):
+    for one in (caesura.TrainingSession(path, optimizer="adamw", ranks=caesura.Ranks("alone", shard=1)),
+                caesura.TrainingSession(path, optimizer="adamw", ranks=caesura.Ranks(shard=1))):
         assert one.restore(path + ".ckpt") == {"epoch": 3}
         assert one.updates == 4 and torch.equal(torch.from_numpy(one.parameters()["w"]), trained[1][1])
     with pytest.raises(ValueError, match="Restore the last checkpoint"):
         session.regroup(alone)
-    with pytest.raises(NotImplementedError, match="fully_shard"):
-        caesura.TrainingSession(path, shard=3)
-    with pytest.raises(ValueError, match="bucket_bytes: expected 1 or more, got -5"):
-        caesura.TrainingSession(path, bucket_bytes=-5)
     return True
 
 
@@ -350,7 +350,7 @@ def ordered(rank, path, folder, shards=4, updates=20):
     """One rank and all ranks give the same bits, with dropout: of each, the hash of losses and parameters is compared."""
     world = dist.get_world_size()
     session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, clip_norm=0.1, seed=7, threads=1,
-                                      logical_shards=shards)
+                                      ranks=caesura.Ranks(logical_shards=shards))
     own, losses = shards // world, []
     for update in range(updates):
         for shard in range(rank * own, (rank + 1) * own):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from caesura import _core, onnxruntime
 from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, StrictError, Suspended
 from caesura.integrations.tensorboard import EventWriter
+from caesura.ranks import Ranks
 from caesura.reports import Report, profile, report, reset_report, strict
 from caesura.sessions.split import ForwardRun, SplitModule
 from caesura.sessions.training import TrainingSession, open_step
@@ -34,7 +35,7 @@ _WITH_TORCH = {
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
-    "CompiledStep", "Error", "EventWriter", "FallbackWarning", "ForwardRun", "RankFailure", "Report", "SplitModule",
+    "CompiledStep", "Error", "EventWriter", "FallbackWarning", "ForwardRun", "RankFailure", "Ranks", "Report", "SplitModule",
     "StepRefused", "StrictError", "Suspended", "TrainingSession", "compile_step", "export_step", "load_step", "onnxruntime",
     "open_step", "profile", "report", "reset_report", "strict", "wrap",
 ]

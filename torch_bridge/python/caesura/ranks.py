@@ -2,25 +2,88 @@
 """The ranks that this process trains with, as torch.distributed has them."""
 
 import sys
-from typing import Optional
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 
 from caesura import _core, torch_kernels
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-def has_other_ranks(process_group=None) -> bool:
-    """True if a process group has other ranks; the default one, where it is initialised, for None."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return _given(process_group).size() > 1
+    Group = Union[ProcessGroup, Literal["alone"], None]
 
 
-def communicator(process_group=None, gpu: Optional["_core.Gpu"] = None) -> Optional["_core.Communicator"]:
-    """Returns the communicator of a process group; of the default one, where it is initialised, for None. None if there
-    are no other ranks. All ranks of the group call it.
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that train together, and how they exchange gradients; `ranks=` of compile_step() and TrainingSession.
+
+    Each rank gives its own part of a batch to a step. Updates go by the mean gradient of all ranks, exchanged while the
+    backward goes on, and a step returns the mean of their losses. All begin with the parameters of rank 0.
 
     Args:
-        process_group: a group of torch.distributed, of any backend.
+        group: a process group of torch.distributed. None: the default group, where one is initialised. "alone": this
+            process trains by itself, whatever groups there are.
+        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
+            stay those of 0. All ranks then call save(); a compiled step's optimizer.state has none of it (see
+            gather_state()), and all its calls train the same parameters. 2 divides accumulated gradients, too, which
+            compile_step() refuses.
+        mean_over: "batches": updates go by the mean of the batches' losses (of ranks, and of accumulated steps).
+            "tokens": each target that cross entropy does not ignore counts alike, whatever batch it is in; of a
+            TrainingSession's other losses each element of the prediction. compile_step() takes it without accumulation.
+        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
+        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
+            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
+        logical_shards: the number of equal parts of an update's batch, each given to one call of step(), of a
+            TrainingSession. Any number N of ranks then trains to the same bits, dropout included: rank r gives parts
+            r * logical_shards / N and on, in their order, and the last one's step() updates. A multiple of N, by a power
+            of two. 0: sums have any order.
+
+    Raises:
+        ValueError: an option is not as it should be.
+
+    Example::
+
+        step = caesura.compile_step(model, loss_fn, optimizer, ranks=caesura.Ranks(shard=1))
+        session = caesura.TrainingSession("net.onnx", ranks=caesura.Ranks("alone"))
+    """
+
+    group: "Group" = None
+    _: KW_ONLY
+    shard: Literal[0, 1, 2] = 0
+    mean_over: Literal["batches", "tokens"] = "batches"
+    exchange_dtype: Optional[Literal["bf16"]] = None
+    bucket_bytes: int = 4 << 20
+    logical_shards: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.group, str) and self.group != "alone":
+            raise ValueError(f"group is a process group, None or 'alone', got {self.group!r}")
+        if self.shard not in (0, 1, 2):
+            raise ValueError(f"shard is 0, 1 or 2, got {self.shard}; fully_shard(module) divides parameters, too")
+        if self.mean_over not in ("batches", "tokens"):
+            raise ValueError(f"mean_over is 'batches' or 'tokens', got {self.mean_over!r}")
+        if self.exchange_dtype not in (None, "bf16"):
+            raise ValueError(f"exchange_dtype is 'bf16' or None, got {self.exchange_dtype!r}")
+        if self.bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes is 1 or more, got {self.bucket_bytes}")
+        if self.logical_shards < 0:
+            raise ValueError(f"logical_shards is 0 or more, got {self.logical_shards}")
+
+
+def has_other_ranks(group: "Group" = None) -> bool:
+    """True if a group has other ranks; the default one, where it is initialised, for None."""
+    distributed = sys.modules.get("torch.distributed")
+    if group == "alone" or distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return bool(_given(group).size() > 1)
+
+
+def communicator(group: "Group" = None, gpu: Optional["_core.Gpu"] = None) -> Optional["_core.Communicator"]:
+    """Returns the communicator of a group; of the default one, where it is initialised, for None. None if there are no other
+    ranks. All ranks of the group call it.
+
+    Args:
+        group: as Ranks has it, of any backend.
         gpu: exchange this GPU's memory, through NCCL; the group carries NCCL's identity and small numbers. None: exchange
             memory of the host.
 
@@ -29,25 +92,25 @@ def communicator(process_group=None, gpu: Optional["_core.Gpu"] = None) -> Optio
             rank has no NCCL.
         ValueError: two ranks have the same GPU.
     """
-    if not has_other_ranks(process_group):
+    if not has_other_ranks(group):
         return None
     if why := torch_kernels.misfit():
-        raise NotImplementedError(f"there are {_given(process_group).size()} ranks, which caesura cannot reach: {why}")
-    name = host_group(process_group).group_name
+        raise NotImplementedError(f"there are {_given(group).size()} ranks, which caesura cannot reach: {why}")
+    name = host_group(group).group_name
     return _core.communicator(name) if gpu is None else gpu.communicator(name)
 
 
-def host_group(process_group=None):
+def host_group(group: "Optional[ProcessGroup]" = None) -> Any:
     """The process group itself if it exchanges tensors of the host. Else (NCCL's) a new group of the same ranks that does, on
     Gloo: all of them call this."""
     from caesura.capture.compat import group_timeout
 
-    group, distributed = _given(process_group), sys.modules["torch.distributed"]
-    if "cpu:" in distributed.get_backend_config(group):
-        return group
-    return distributed.new_group(distributed.get_process_group_ranks(group), timeout=group_timeout(group), backend="gloo",
+    given, distributed = _given(group), sys.modules["torch.distributed"]
+    if "cpu:" in distributed.get_backend_config(given):
+        return given
+    return distributed.new_group(distributed.get_process_group_ranks(given), timeout=group_timeout(given), backend="gloo",
                                  use_local_synchronization=True)
 
 
-def _given(process_group):
-    return sys.modules["torch.distributed"].group.WORLD if process_group is None else process_group
+def _given(group: Any) -> Any:
+    return sys.modules["torch.distributed"].group.WORLD if group is None else group

@@ -5,8 +5,6 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable
-from typing import Optional
-
 import torch
 
 from caesura import _core
@@ -41,6 +39,7 @@ from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
+from caesura.ranks import Ranks
 from caesura.reports import Detour, Detours, collect_from, note_detour, recorded, write_page
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
@@ -60,8 +59,7 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 
 def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
                  accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
-                 threads: int = 0, process_group=None, shard: int = 0, mean_over: str = "batches",
-                 exchange_dtype: Optional[str] = None, bucket_bytes: int = 4 << 20) -> "CompiledStep":
+                 threads: int = 0, ranks: Ranks = Ranks()) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -90,17 +88,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             limit.
         dynamic: as for wrap().
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
-        process_group: the ranks that train together. Updates go by the mean gradient of all, exchanged while the
-            backward goes on; a call returns the mean of their losses; all begin with the parameters of rank 0. None: the
-            default group of torch.distributed, where one is initialised.
-        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
-            stay those of 0. optimizer.state then has none of it; see gather_state(). All calls train the same parameters.
-            2 is the same without accumulation, with which it is refused.
-        mean_over: "batches": updates and losses are the mean of all ranks. "tokens": each target that the loss, a mean
-            cross entropy, does not ignore counts alike, on whatever rank it is. Without accumulation_steps.
-        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
-        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
-            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
+        ranks: the ranks that train together, by default those of torch.distributed's default group, where one is
+            initialised; Ranks("alone") has none.
 
     Returns:
         CompiledStep: call it in place of forward, backward and optimizer.step().
@@ -116,15 +105,16 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
             loss = step(inputs, targets)
             scheduler.step()
     """
-    if mean_over == "tokens" and accumulation_steps != 1:
+    if ranks.logical_shards:
+        raise ValueError(f"logical_shards={ranks.logical_shards} is TrainingSession's: the programs of a step have no logical shards")
+    if ranks.mean_over == "tokens" and accumulation_steps != 1:
         raise ValueError(f"mean_over='tokens' needs accumulation_steps=1, got {accumulation_steps}: the programs of a step do not "
                          "count tokens together")
-    if shard == 2 and accumulation_steps != 1:
+    if ranks.shard == 2 and accumulation_steps != 1:
         raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
                          "gradients; take shard=1")
-    ranks = StepRanks(module, process_group, shard, mean_over, exchange_dtype, bucket_bytes)
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads, ranks)
+                        threads, StepRanks(module, ranks))
 
 
 def tensors_by_name(module, loss_fn, optimizer) -> dict:

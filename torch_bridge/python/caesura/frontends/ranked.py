@@ -2,6 +2,7 @@
 """Compiled steps whose ranks change, and whose optimizer state the ranks have divided."""
 
 from collections.abc import Callable
+from typing import Optional
 
 import torch
 
@@ -15,17 +16,17 @@ class Ranked:
     optimizer: torch.optim.Optimizer
     _open_again: Callable
 
-    def regroup(self, process_group=None):
+    def regroup(self, group: Optional["torch.distributed.ProcessGroup"] = None) -> None:
         """Goes on with other ranks, after a RankFailure or with more of them; all call it. See TrainingSession.regroup().
 
         Args:
-            process_group: the ranks from here on. None: the default group.
+            group: the ranks from here on, a process group of torch.distributed. None: the default group.
 
         Example::
 
             step.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
         """
-        self.ranks.regroup(self, process_group)
+        self.ranks.regroup(self, group)
         self._open_again()
 
     def gather_state(self) -> None:

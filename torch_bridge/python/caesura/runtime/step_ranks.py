@@ -5,28 +5,22 @@ import torch
 
 from caesura.capture.dtensors import is_dtensor
 from caesura.errors import StepRefused
-from caesura.ranks import communicator, has_other_ranks, host_group
+from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
 from caesura.runtime.step_shards import StepShards
 
 
 class StepRanks:
     """The ranks that a compiled step trains with, from its first call on."""
 
-    def __init__(self, module, process_group, shard, mean_over, exchange_dtype, bucket_bytes):
-        if mean_over not in ("batches", "tokens"):
-            raise ValueError(f"mean_over is 'batches' or 'tokens', got {mean_over!r}")
-        if exchange_dtype not in (None, "bf16"):
-            raise ValueError(f"exchange_dtype is 'bf16' or None, got {exchange_dtype!r}")
-        if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes is 1 or more, got {bucket_bytes}")
+    def __init__(self, module, ranks: Ranks):
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
-        self._group, self._has_others = process_group, False
+        self._group, self._has_others = ranks.group, False
         self._communicators = {}  # by the device whose memory is exchanged
         self._has_joined = False
-        self.shards = StepShards(shard)
-        self._options = {"mean_over": mean_over, "exchange_dtype": exchange_dtype, "bucket_bytes": bucket_bytes}
+        self.shards = StepShards(ranks.shard)
+        self._options = {"mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes}
         self._has_parts = False
 
     def join(self, programs):
@@ -57,7 +51,8 @@ class StepRanks:
         if not (distributed.is_available() and distributed.is_initialized()):
             return {}, frozenset()
         group = distributed.group.WORLD if self._group is None else self._group
-        groups, parts = {group.group_name: group.size()}, set()
+        is_alone, parts = group == "alone", set()
+        groups = {} if is_alone else {group.group_name: group.size()}
         for name, tensor in tensors.items():
             if not is_dtensor(tensor):
                 continue
@@ -65,10 +60,11 @@ class StepRanks:
             if mesh.ndim != 1:
                 raise StepRefused(f"'{name}' lies on a device mesh of shape {tuple(mesh.shape)}, and a step takes meshes of one dim; for "
                                   "more write caesura.wrap(module) and a loop of your own")
-            of_mesh, of_step = map(distributed.get_process_group_ranks, (mesh.get_group(), group))
+            of_mesh = distributed.get_process_group_ranks(mesh.get_group())
+            of_step = [distributed.get_rank()] if is_alone else distributed.get_process_group_ranks(group)
             if of_mesh != of_step:
                 raise StepRefused(f"'{name}' lies on the ranks {of_mesh}, and the step's are {of_step}; write "
-                                  "compile_step(..., process_group=mesh.get_group())")
+                                  "compile_step(..., ranks=Ranks(mesh.get_group()))")
             groups[mesh.get_group().group_name] = mesh.size()
             (placement,) = tensor.placements
             if placement.is_replicate():
@@ -99,7 +95,7 @@ class StepRanks:
             raise StepRefused("the forward exchanges values between ranks (parallelize_module, SyncBatchNorm), where each rank's loss "
                               "counts alike; write mean_over='batches'")
 
-    def regroup(self, step, process_group):
+    def regroup(self, step, group):
         """Makes `step` go on with the ranks of the group, from the parameters, buffers and optimizer state of the one that
         has done the most calls. Its sessions are made again for the new ranks."""
         if self._has_parts:
@@ -111,7 +107,7 @@ class StepRanks:
         if self.shards.is_divided:
             raise ValueError("the optimizer state is divided among the ranks, and the part of a rank that was lost is gone: make "
                              "the step again, and load the last state")
-        group = host_group(process_group)
+        group = host_group(group)
         calls = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(group.size())]
         torch.distributed.all_gather(calls, torch.tensor(step.micro_steps, device="cpu"), group=group)
         root = torch.distributed.get_global_rank(group, int(torch.stack(calls).argmax()))

@@ -2,15 +2,18 @@
 """Training sessions: ONNX models are trained without PyTorch."""
 
 import os
-from typing import Optional
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional
 
 from caesura import _core
-from caesura.ranks import communicator
+from caesura.ranks import Ranks, communicator
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class TrainingSession(FallsBack):
@@ -61,20 +64,8 @@ class TrainingSession(FallsBack):
             "polynomial" (power 2) or "step" (a tenth after each third).
         total_steps: the number of updates that the schedule is made for.
         warmup_steps: the first updates, over which the rate rises from 0.
-        process_group: the ranks that train together, a process group of torch.distributed. Each gives its own part of a
-            batch to step(), updates go by the mean gradient of all, and step() returns the mean of their losses. All
-            ranks begin with the parameters of rank 0. None: the default group, where one is initialised.
-        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
-            stay those of 0. 2 divides accumulated gradients, too. All ranks then call save().
-        logical_shards: the number of equal parts of an update's batch, each given to one call of step(). Any number N of
-            ranks then trains to the same bits, dropout included: rank r gives parts r * logical_shards / N and on, in
-            their order, and the last one's step() updates. A multiple of N, by a power of two. 0: sums have any order.
-        mean_over: "batches": updates go by the mean of the batches' losses (of ranks, and of accumulated steps).
-            "tokens": each target that cross entropy does not ignore counts alike, whatever batch it is in; of other
-            losses each element of the prediction.
-        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
-        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
-            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
+        ranks: the ranks that train together, by default those of torch.distributed's default group, where one is
+            initialised; Ranks("alone") has none.
         threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
         seed: seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
@@ -105,8 +96,7 @@ class TrainingSession(FallsBack):
                  commit: str = "late", undo: bool = False, on_failure: str = "stop",
                  retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
                  keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
-                 total_steps: int = 0, warmup_steps: int = 0, process_group=None, shard: int = 0, logical_shards: int = 0,
-                 mean_over: str = "batches", exchange_dtype: Optional[str] = None, bucket_bytes: int = 4 << 20,
+                 total_steps: int = 0, warmup_steps: int = 0, ranks: Ranks = Ranks(),
                  threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None,
                  providers: Sequence = (CPU,), provider_options: Optional[Sequence[dict]] = None, **coefficients):
         self._keep_outputs = tuple(keep_outputs)
@@ -121,8 +111,8 @@ class TrainingSession(FallsBack):
             "refuse_nonfinite": refuse_nonfinite, "memory_budget": memory_budget,
             "keep_gradients": keep_gradients, "keep_outputs": list(keep_outputs), "schedule": schedule,
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
-            "communicator": communicator(process_group), "shard": shard, "logical_shards": logical_shards,
-            "mean_over": mean_over, "exchange_dtype": exchange_dtype, "bucket_bytes": bucket_bytes,
+            "communicator": communicator(ranks.group), "shard": ranks.shard, "logical_shards": ranks.logical_shards,
+            "mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
             "providers": native_providers(named_providers(providers, provider_options)),
         })
@@ -139,14 +129,14 @@ class TrainingSession(FallsBack):
         """Runs a micro-step that only adds its gradients; returns the loss. Needs accumulation_steps=0."""
         return self._session.accumulate(feeds)
 
-    def regroup(self, process_group) -> None:
+    def regroup(self, group: Optional["ProcessGroup"] = None) -> None:
         """Goes on with other ranks, after a RankFailure or with more of them; all call it.
 
         All take the parameters, optimizer state and position of the rank that has done the most updates. So a step in
         which a rank was lost is done on all survivors, or on none.
 
         Args:
-            process_group: the ranks from here on, a process group of torch.distributed.
+            group: the ranks from here on, a process group of torch.distributed. None: the default group.
 
         Raises:
             ValueError: the ranks' steps differ, or no rank has whole parameters.
@@ -159,7 +149,7 @@ class TrainingSession(FallsBack):
             except caesura.RankFailure:
                 session.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
         """
-        self._session.regroup(communicator(process_group))
+        self._session.regroup(communicator(group))
 
     # --- steps that stop in their middle ---
 
