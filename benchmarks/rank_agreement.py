@@ -43,7 +43,7 @@ def measure(rank, port, folder, options):
     sizes, generator = GptSizes(), torch.Generator().manual_seed(rank)
     tokens, targets = (torch.randint(0, sizes.vocabulary, (options.batch, sizes.time), generator=generator) for _ in range(2))
     feeds = {"x": tokens, "target": targets.flatten()}
-    late, early = (caesura.TrainingSession(folder / "gpt.onnx", optimizer="adamw", learning_rate=1e-4, commit=commit, threads=1)
+    late, early = (caesura.TrainingSession(folder / "gpt.onnx", optimizer=caesura.optim.AdamW(lr=1e-4), commit=commit, threads=1)
                    for commit in ("late", "eager-consume"))
     words, all_words = torch.ones(2, dtype=torch.int64), torch.empty(4, dtype=torch.int64)
 

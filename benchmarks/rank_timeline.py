@@ -64,7 +64,7 @@ def measure(options):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    session = caesura.TrainingSession(options.folder / "gpt.onnx", optimizer="adamw", learning_rate=1e-4)
+    session = caesura.TrainingSession(options.folder / "gpt.onnx", optimizer=caesura.optim.AdamW(lr=1e-4))
     generator, sizes = torch.Generator().manual_seed(options.rank), GptSizes()
     shape, steps = (options.batch, sizes.time), []
     tokens, targets = (torch.randint(0, sizes.vocabulary, shape, generator=generator) for _ in range(2))

@@ -34,7 +34,7 @@ def export(workload, folder):
     x, y = (torch.from_numpy(array) for array in workload.batches()[0])
     module = workload.module()
     step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.AdamW(module.parameters(), lr=3e-4))
-    caesura.export_step(folder, step, x, y)
+    step.export(folder, x, y)
 
 
 def timed(call, clock=time.perf_counter):
@@ -50,7 +50,7 @@ def milliseconds(times):
 def measure(name, places, folder):
     workload = find(name)
     export(workload, f"{folder}/step")
-    first, second = (caesura.open_step(f"{folder}/step", seed=1) for _ in range(2))
+    first, second = (caesura.TrainingSession.open(f"{folder}/step", seed=1) for _ in range(2))
     names = [value.name for value in onnxruntime.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
     batches = [dict(zip(names, batch)) for batch in workload.batches()[:2]]
     text, arena = first.plan(batches[0])
@@ -74,7 +74,7 @@ def measure(name, places, folder):
         saves.append(timed(lambda: first.save(f"{folder}/snapshot")))
         sizes.append(os.path.getsize(f"{folder}/snapshot") - state)
         restores.append(timed(lambda: second.restore(f"{folder}/snapshot")))
-        losses = [second.resume_step(), second.step(batches[1])]
+        losses = [second.resume(), second.step(batches[1])]
         second.save(f"{folder}/found")
         same += losses == expected and np.array_equal(np.fromfile(f"{folder}/found", np.uint8), after)
     mega = 1 / 2**20
@@ -88,8 +88,9 @@ def costs(name, rounds, folder):
     workload = find(name)
     export(workload, f"{folder}/step")
     commits = {"late": {}, "early": {"commit": "eager-consume"}, "undo": {"commit": "eager-consume", "undo": True}}
-    sessions = {kind: caesura.TrainingSession(f"{folder}/step/model.onnx", loss="output", prediction="loss", learning_rate=3e-4,
-                                              threads=THREADS, **options) for kind, options in commits.items()}
+    sessions = {kind: caesura.TrainingSession(f"{folder}/step/model.onnx", loss="output", prediction="loss",
+                                              optimizer=caesura.optim.AdamW(lr=3e-4), threads=THREADS, **options)
+                for kind, options in commits.items()}
     names = [value.name for value in onnxruntime.InferenceSession(f"{folder}/step/model.onnx").get_inputs()]
     batch = dict(zip(names, workload.batches()[0]))
     sessions["undo"].save(f"{folder}/state")

@@ -22,7 +22,7 @@ relu.op_type, relu.domain = "Clipped", "example"
 
 options = onnxruntime.SessionOptions()
 options.register_custom_ops_library("./libclipped.so")
-session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=3e-3,
+session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer=caesura.optim.AdamW(lr=3e-3),
                                   custom_ops=options.custom_ops)
 for x, y in digits.batches(images, labels, epochs=10):
     loss = session.step({"images": x, "labels": y})

@@ -23,13 +23,13 @@ images, labels, test_images, test_labels = digits.load()
 model = digits.net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 if options.back:
-    caesura.load_step(str(options.folder / "step"), model, optimizer)
+    caesura.load(str(options.folder / "step"), model, optimizer)
 else:
     step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer, dynamic=True)
     for x, y in digits.batches(images, labels, epochs=1):
         step(x, y)
     options.folder.mkdir(parents=True, exist_ok=True)
-    caesura.export_step(str(options.folder / "step"), step, images[:64], labels[:64])
+    step.export(str(options.folder / "step"), images[:64], labels[:64])
     numpy.savez(options.folder / "digits.npz", input=images.numpy(), target=labels.numpy())
 with torch.no_grad():
     print(f"accuracy {digits.accuracy(model(test_images), test_labels):.3f}")

@@ -7,8 +7,8 @@ import caesura
 
 images, labels, test_images, test_labels = digits.load()
 digits.export("digits.onnx")
-session = caesura.TrainingSession("digits.onnx", loss="cross_entropy", target="labels", optimizer="adamw",
-                                  learning_rate=3e-3)
+session = caesura.TrainingSession("digits.onnx", loss="cross_entropy", target="labels",
+                                  optimizer=caesura.optim.AdamW(lr=3e-3))
 for x, y in digits.batches(images, labels, epochs=10):
     loss = session.step({"images": x, "labels": y})
 loss, outputs = session.evaluate({"images": test_images, "labels": test_labels})

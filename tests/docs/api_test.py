@@ -15,7 +15,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 NEVER_RAISE = {"Error", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "GraphOptimizationLevel", "ModelMetadata", "NodeArg",
                "OnnxOutputs", "RankFailure", "Report", "StepRefused", "StrictError", "Suspended", "get_available_providers", "get_device",
                "report", "reset_report"}
-NAMES = [*(name for name in caesura.__all__ if name != "onnxruntime"), *(f"onnxruntime.{name}" for name in caesura.onnxruntime.__all__),
+NAMES = [*caesura.__all__, *(f"onnxruntime.{name}" for name in caesura.onnxruntime.__all__),
          "integrations.lightning.CaesuraCallback", "integrations.transformers.CaesuraCallback"]
 
 

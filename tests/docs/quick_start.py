@@ -22,7 +22,7 @@ def onnx():
         net (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }""")
     x = np.random.default_rng(0).standard_normal((64, 2)).astype(np.float32)
     labels = (x[:, 0] > x[:, 1]).astype(np.int64)
-    session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=0.1)
+    session = caesura.TrainingSession(model, loss="cross_entropy", target="labels", optimizer=caesura.optim.AdamW(lr=0.1))
     losses = [session.step({"x": x, "labels": labels}) for _ in range(50)]
     session.export("trained.onnx")
     scores, = onnxruntime.InferenceSession("trained.onnx").run(None, {"x": x})

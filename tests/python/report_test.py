@@ -52,7 +52,7 @@ def _page(tmp_path_factory):
     model = onnx.parser.parse_model(MODEL)
     model.graph.node[0].name = HOSTILE
     model.graph.node[1].metadata_props.add(key="ai.caesura.source", value="/home/me/net.py:12 in forward")
-    session = caesura.TrainingSession(model.SerializeToString(), optimizer="adamw", learning_rate=0.1,
+    session = caesura.TrainingSession(model.SerializeToString(), optimizer=caesura.optim.AdamW(lr=0.1),
                                       schedule="linear", total_steps=40)
     losses = [session.step(FEEDS) for _ in range(19)]
     losses.append(session.report(path, FEEDS, title=HOSTILE))
@@ -79,7 +79,7 @@ def test_a_session_reports_its_steps(page):
 
 def test_a_reported_step_trains_as_any_other(tmp_path):
     model = onnx.parser.parse_model(MODEL).SerializeToString()
-    plain, reported = (caesura.TrainingSession(model, optimizer="sgd", learning_rate=0.1) for _ in range(2))
+    plain, reported = (caesura.TrainingSession(model, optimizer=caesura.optim.SGD(lr=0.1)) for _ in range(2))
     assert plain.step(FEEDS) == reported.report(tmp_path / "a.html", FEEDS)
     for name, value in plain.parameters().items():
         np.testing.assert_array_equal(reported.parameters()[name], value)

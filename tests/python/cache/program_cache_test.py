@@ -52,7 +52,7 @@ def hit(module, batch, make=adamw, loss_fn=F.cross_entropy) -> bool:
     expected = eager(plain, make(plain.parameters()), [batch] * 3, loss_fn)
     assert [step(*batch).item() for _ in range(3)] == pytest.approx(expected, rel=1e-4)
     same(other, plain)
-    (program,) = step.programs
+    (program,) = step._programs
     return not program.is_captured
 
 
@@ -98,7 +98,7 @@ def test_a_change_behind_a_hit_is_noticed(change):
     step = caesura.compile_step(other, F.cross_entropy, optimizer)
 
     def change_both(side, its_optimizer):
-        assert [p.is_captured for p in step.programs] == [False] or side is module
+        assert [p.is_captured for p in step._programs] == [False] or side is module
         change(side, its_optimizer)
 
     both((module, make(module.parameters())), (other, optimizer, step), change_both)
@@ -115,7 +115,7 @@ def test_the_mode_is_noticed_behind_a_hit():
         module.eval()
         assert step(*batch).item() == pytest.approx(F.cross_entropy(module(batch[0]), batch[1]).item(), rel=1e-5)
         assert step(*batch).item() == step(*batch).item()
-    assert not any(p.is_captured for p in step.programs)
+    assert not any(p.is_captured for p in step._programs)
     assert seen[0] == seen[1] and len(set(seen[0])) == 3
 
 
@@ -128,7 +128,7 @@ def test_lengths_that_change_behind_a_hit_are_captured_once():
     data = [batches(1, rows)[0] for rows in (5, 7, 9, 5, 11)]
     expected = eager(plain, adamw(plain.parameters()), data)
     assert [step(*batch).item() for batch in data] == pytest.approx(expected, rel=1e-4)
-    assert [p.is_captured for p in step.programs] == [False, True]
+    assert [p.is_captured for p in step._programs] == [False, True]
 
 
 # --- the key ---
@@ -469,7 +469,7 @@ from compile_step_test import Net, batches
 torch.manual_seed(0)
 net = Net()
 step = caesura.compile_step(net, torch.nn.functional.cross_entropy, torch.optim.AdamW(net.parameters(), lr=1e-2))
-print([step(*batch).item() for batch in batches(4)], step.programs[0].is_captured)
+print([step(*batch).item() for batch in batches(4)], step._programs[0].is_captured)
 """
 
 

@@ -50,7 +50,7 @@ def test_compiled_steps_of_transformers_models(name):
         step = caesura.compile_step(other, None, torch.optim.AdamW(other.parameters(), lr=1e-2))
         losses.append([step(input_ids=ids, labels=ids).item() for _ in range(4)])
         assert len(step._calls) == 1
-    assert [p.is_captured for p in step.programs] == [False]
+    assert [p.is_captured for p in step._programs] == [False]
     plain, expected = copy.deepcopy(module), []
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     for _ in range(4):

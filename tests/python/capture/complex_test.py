@@ -194,12 +194,12 @@ def test_exported(make, tmp_path):
     other = copy.deepcopy(module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
     expected = eager(module, optimizers[0], batches, loss)
-    caesura.export_step(tmp_path, caesura.compile_step(other, loss, optimizers[1]), *batches[0])
-    session = caesura.open_step(tmp_path)
+    caesura.compile_step(other, loss, optimizers[1]).export(tmp_path, *batches[0])
+    session = caesura.TrainingSession.open(tmp_path)
     losses = [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in batches]
     assert losses == pytest.approx(expected, rel=1e-4)
     session.save(tmp_path / "state.safetensors")
-    caesura.load_step(tmp_path, other, optimizers[1])
+    caesura.load(tmp_path, other, optimizers[1])
     same(module, other, atol=1e-5)
     for p, q in zip(module.parameters(), other.parameters()):
         torch.testing.assert_close(optimizers[1].state[q]["exp_avg"], optimizers[0].state[p]["exp_avg"], rtol=1e-3, atol=1e-6)

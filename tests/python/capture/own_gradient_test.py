@@ -297,8 +297,8 @@ def test_exported(tmp_path):
     other = copy.deepcopy(module)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, other)]
     expected = eager(module, optimizers[0], data)
-    caesura.export_step(tmp_path, caesura.compile_step(other, F.cross_entropy, optimizers[1]), *data[0])
-    session = caesura.open_step(tmp_path)
+    caesura.compile_step(other, F.cross_entropy, optimizers[1]).export(tmp_path, *data[0])
+    session = caesura.TrainingSession.open(tmp_path)
     assert [session.step({"x": x.numpy(), "target": y.numpy()}) for x, y in data] == pytest.approx(expected, rel=1e-5)
 
 

@@ -58,7 +58,7 @@ def gpt(layers, drops):
 
 def launches(standin, layers, precision, drops):  # noqa: F811
     session = caesura.TrainingSession(gpt(layers, drops), loss="cross_entropy", target="next", class_axis=-1, clip_norm=1.0,
-                                      precision=precision, learning_rate=1e-3, providers=[standin.provider()])
+                                      precision=precision, optimizer=caesura.optim.AdamW(lr=1e-3), providers=[standin.provider()])
     rng = np.random.default_rng(1)
     feeds = {name: rng.integers(0, WORDS, (2, TIME)) for name in ("tokens", "next")}
     session.step(feeds)

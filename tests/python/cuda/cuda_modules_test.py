@@ -467,7 +467,7 @@ wrapped = caesura.wrap(module)
 for _ in range(3):
     y = wrapped(x)
     y.sum().backward()
-print(len(traced), sum(p.is_captured for p in step.programs), float(y.sum().cpu()), losses[-1], cuda.reports(), flush=True)
+print(len(traced), sum(p.is_captured for p in step._programs), float(y.sum().cpu()), losses[-1], cuda.reports(), flush=True)
 os._exit(0)
 """
 

@@ -111,7 +111,7 @@ def test_another_librarys_tensors_come_in_and_go_out_in_order(standin):  # noqa:
 
 
 def train(**options):
-    session = caesura.TrainingSession(net(), loss="cross_entropy", target="labels", optimizer="adamw", learning_rate=1e-2,
+    session = caesura.TrainingSession(net(), loss="cross_entropy", target="labels", optimizer=caesura.optim.AdamW(lr=1e-2),
                                       keep_gradients=True, **options)
     losses = [session.step({"x": X, "labels": LABELS}) for _ in range(4)]
     return session, losses

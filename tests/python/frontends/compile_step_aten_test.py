@@ -116,7 +116,7 @@ def test_it_is_not_exported(tmp_path):
     x, y = next(batches())
     step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()))
     with pytest.raises(ValueError, match="aten::sort, which PyTorch alone computes"):
-        caesura.export_step(tmp_path / "step", step, x, y)
+        step.export(tmp_path / "step", x, y)
     assert not (tmp_path / "step").exists()
 
 

@@ -150,7 +150,7 @@ def test_schedules_made_behind_the_step(schedule):
         (batch,) = batches(1)
         assert sides[1].step(*batch).item() == pytest.approx(sides[0].step(*batch).item(), rel=1e-4)
     same(sides[1].module, sides[0].module, atol=1e-5)
-    assert isinstance(sides[1].step.recipe, Recipe)
+    assert isinstance(sides[1].step._recipe, Recipe)
 
 
 def test_no_warning_of_a_schedule_where_the_program_is_from_disk(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_no_warning_of_a_schedule_where_the_program_is_from_disk(tmp_path, monke
             side.step(*batch)
             schedule.step()
         side.step(*batch)
-        assert side.step.programs[0].is_captured != found
+        assert side.step._programs[0].is_captured != found
 
 
 def test_refuses_an_optimizer_of_sparse_gradients():
@@ -392,7 +392,7 @@ def test_scales_that_differ_within_a_window():
     sides[1].module.load_state_dict(module.state_dict())
     sides[1].optimizer.state.clear()
     step(*first)
-    for gradient in step.gradients.tensors.values():
+    for gradient in step._gradients.tensors.values():
         gradient.mul_(4)
     step._loss_scale *= 4  # as if the first program had this scale
     step(*second)

@@ -200,7 +200,7 @@ SCRIPT = """
 import sys, numpy as np
 import caesura
 folder, data = sys.argv[1], np.load(sys.argv[2])
-session = caesura.open_step(folder)
+session = caesura.TrainingSession.open(folder)
 for x, y in zip(data["x"], data["y"]):
     print(session.step({"x": x, "target": y}))
 session.save(folder + "/state.safetensors")
@@ -216,12 +216,12 @@ def test_steps_on_disk_write_to_buffers_and_stop_gradients(tmp_path, make):
     losses = eager(module, sgd(module), data)
     step = compiled(other)
     assert [step(x, y).item() for x, y in data[:3]] == pytest.approx(losses[:3], rel=1e-5)
-    caesura.export_step(tmp_path / "step", step, *data[0])
+    step.export(tmp_path / "step", *data[0])
     np.savez(tmp_path / "data.npz", x=torch.stack([x for x, _ in data[3:]]), y=torch.stack([y for _, y in data[3:]]))
     ran = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "step"), str(tmp_path / "data.npz")],
                          capture_output=True, text=True, check=True)
     assert [float(line) for line in ran.stdout.split()] == pytest.approx(losses[3:], rel=1e-5)
-    caesura.load_step(tmp_path / "step", other)
+    caesura.load(tmp_path / "step", other)
     same(module, other)
 
 
@@ -248,13 +248,13 @@ def test_writes_to_an_argument_reach_it():
 @pytest.mark.parametrize("make", [Keeps, WritesToItsInput])
 def test_attributes_and_arguments_are_not_exported(tmp_path, make):
     with pytest.raises(ValueError, match="leaves tensors in attributes of the module or in arguments"):
-        caesura.export_step(tmp_path, compiled(make()), *batches(1, rows=6)[0])
+        compiled(make()).export(tmp_path, *batches(1, rows=6)[0])
 
 
 def test_a_capture_changes_nothing():
     module = Carries()
     before = copy.deepcopy(module.state_dict())
-    compiled(module).capture(*batches(1, rows=6)[0])
+    compiled(module).plan(*batches(1, rows=6)[0])
     assert module.seen is None and not hasattr(module, "count")
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
 

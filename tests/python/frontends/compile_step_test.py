@@ -181,7 +181,7 @@ def test_changing_lengths_capture_at_most_twice():
     step = caesura.compile_step(other, F.cross_entropy, second)
     torch.testing.assert_close([step(*batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
     same(other, module)
-    assert len(step.programs) == 2
+    assert len(step._programs) == 2
 
 
 def test_module_that_returns_its_loss_and_keyword_arguments():

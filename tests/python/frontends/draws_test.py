@@ -213,7 +213,7 @@ def test_derivatives_of_draws_are_refused():
 def test_export_is_refused(tmp_path):
     module = Net(autoencoder)
     with pytest.raises(ValueError, match="PyTorch draws the step's random numbers .aten.randn_like.default."):
-        caesura.export_step(tmp_path, caesura.compile_step(module, None, sgd(module)), torch.randn(6, 2))
+        caesura.compile_step(module, None, sgd(module)).export(tmp_path, torch.randn(6, 2))
 
 
 LAID = {

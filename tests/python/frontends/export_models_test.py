@@ -66,7 +66,7 @@ def test_an_exported_step_needs_no_pytorch(make, command, tmp_path):
     with caesura.strict():
         step = caesura.compile_step(module, loss, optimizer)
         arguments = ((), batch) if loss is None else (tuple(batch.values()), {})
-        caesura.export_step(tmp_path / "step", step, *arguments[0], **arguments[1])
+        step.export(tmp_path / "step", *arguments[0], **arguments[1])
     model = onnx.load(tmp_path / "step" / "model.onnx")
     onnx.checker.check_model(model)
     # BERT's embedding gives its padding row no gradient.
@@ -83,7 +83,7 @@ def test_an_exported_step_needs_no_pytorch(make, command, tmp_path):
     losses = [float(line.split(",")[2]) for line in log.read_text().splitlines()[1:] if line.split(",")[2]]
     assert losses[-1] < 0.8 * losses[0]
 
-    assert caesura.load_step(tmp_path / "step", module, optimizer) == 60
+    assert caesura.load(tmp_path / "step", module, optimizer) == 60
     with torch.no_grad():  # the weights that came back are those of a trained module
         ours = step(*arguments[0], **arguments[1])
     assert float(ours) < losses[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""export_step and load_step: a step that continues elsewhere gives the results of one that stays."""
+"""step.export() and caesura.load(): a step that continues elsewhere gives the results of one that stays."""
 
 import copy
 import errno
@@ -47,7 +47,7 @@ import sys, json, numpy as np
 import caesura
 assert "torch" not in sys.modules
 folder, arrays = sys.argv[1], np.load(sys.argv[2])
-session = caesura.open_step(folder)
+session = caesura.TrainingSession.open(folder)
 print(json.dumps([session.step({"image": x, "target": y}) for x, y in zip(arrays["x"], arrays["y"])]))
 session.save(folder + "/state.safetensors")
 assert "torch" not in sys.modules
@@ -58,7 +58,7 @@ def test_goes_on_elsewhere_and_comes_back(parts, tmp_path):
     module, optimizer, step = parts
     data = batches(6)
     [step(*batch) for batch in data[:2]]
-    caesura.export_step(tmp_path / "step", step, *data[0])
+    step.export(tmp_path / "step", *data[0])
     stayed = [step(*batch).item() for batch in data[2:]]
     here = {name: value.clone() for name, value in module.state_dict().items()}
     moments = {name: optimizer.state[p]["exp_avg"].clone() for name, p in module.named_parameters()}
@@ -72,7 +72,7 @@ def test_goes_on_elsewhere_and_comes_back(parts, tmp_path):
     with torch.no_grad():
         for p in module.parameters():
             p.zero_()
-    assert caesura.load_step(tmp_path / "step", module, optimizer) == 6
+    assert caesura.load(tmp_path / "step", module, optimizer) == 6
     for name, value in module.state_dict().items():
         if "num_batches" not in name:  # PyTorch keeps the counter
             torch.testing.assert_close(value, here[name], rtol=1e-6, atol=1e-7)
@@ -85,7 +85,7 @@ def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
     module, _, step = parts
     before = copy.deepcopy(module.state_dict())
     x, y = batches(1)[0]
-    caesura.export_step(tmp_path / "step", step, x, y)
+    step.export(tmp_path / "step", x, y)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
     model = onnx.load(tmp_path / "step" / "model.onnx")
     onnx.checker.check_model(model)
@@ -95,7 +95,7 @@ def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
     names = {i.name for i in model.graph.initializer}
     assert {"conv.weight", "last.bias", "norm.running_mean"} <= names
     step(x, y)
-    caesura.export_step(tmp_path / "step", step, x, y)
+    step.export(tmp_path / "step", x, y)
     written = {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(tmp_path / "step" / "model.onnx").graph.initializer}
     np.testing.assert_array_equal(written["conv.weight"], module.conv.weight.detach().numpy())  # the latest weights
 
@@ -103,7 +103,7 @@ def test_export_changes_nothing_and_holds_plain_ops(parts, tmp_path):
 def test_the_command_trains_it(parts, tmp_path):
     _, _, step = parts
     x, y = torch.randn(64, 1, 8, 8), torch.randint(0, 5, (64,))
-    caesura.export_step(tmp_path / "step", step, x[:8], y[:8])
+    step.export(tmp_path / "step", x[:8], y[:8])
     np.savez(tmp_path / "data.npz", image=x.numpy(), target=y.numpy())
     done = subprocess.run(["caesura", "train", str(tmp_path / "step"), "--data", str(tmp_path / "data.npz"), "--batch", "8",
                            "--steps", "40", "--validation-part", "0", "--log", str(tmp_path / "log.csv")],
@@ -122,31 +122,31 @@ def test_the_command_trains_it(parts, tmp_path):
 ])
 def test_metadata_is_not_believed(parts, tmp_path, change, message):
     _, _, step = parts
-    caesura.export_step(tmp_path / "step", step, *batches(1)[0])
+    step.export(tmp_path / "step", *batches(1)[0])
     model = onnx.load(tmp_path / "step" / "model.onnx")
     facts = json.loads(model.metadata_props[0].value)
     change(facts)
     model.metadata_props[0].value = json.dumps(facts)
     onnx.save(model, tmp_path / "step" / "model.onnx")
     with pytest.raises(ValueError, match=message):
-        caesura.open_step(tmp_path / "step")
+        caesura.TrainingSession.open(tmp_path / "step")
 
 
 def test_a_step_of_another_module_is_refused_whole(parts, tmp_path):
     module, optimizer, step = parts
-    caesura.export_step(tmp_path / "step", step, *batches(1)[0])
+    step.export(tmp_path / "step", *batches(1)[0])
     other = Net()
     other.last = torch.nn.Linear(4 * 36, 7)
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match="last.weight"):
-        caesura.load_step(tmp_path / "step", other)
+        caesura.load(tmp_path / "step", other)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), other.state_dict().values()))
 
 
 def test_a_full_disk_leaves_the_old_step(parts, tmp_path, monkeypatch):
     _, _, step = parts
     batch = batches(1)[0]
-    caesura.export_step(tmp_path, step, *batch)
+    step.export(tmp_path, *batch)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(model, path):
@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_the_old_step(parts, tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx, "save", full)
     with pytest.raises(OSError, match="No space left on device: '.*/model.onnx'"):
-        caesura.export_step(tmp_path, step, *batch)
+        step.export(tmp_path, *batch)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
@@ -172,7 +172,7 @@ class Centred(torch.nn.Module):
 
 
 class Asks(torch.nn.Module):
-    """Its arguments have the names of export_step()'s, report()'s and restore()'s own."""
+    """Its arguments have the names of export()'s, report()'s and restore()'s own."""
 
     def __init__(self):
         super().__init__()
@@ -196,10 +196,10 @@ def test_a_loss_has_parameters_and_arguments_have_any_name(tmp_path):
     step.report(tmp_path / "page.html", target, path=x, step=y)
     step.save(tmp_path / "run.ckpt")
     step.restore(tmp_path / "run.ckpt", target, path=x, step=y)
-    caesura.export_step(tmp_path / "step", step, target, path=x, step=y)
+    step.export(tmp_path / "step", target, path=x, step=y)
     with pytest.raises(ValueError, match="loss_fn.scale"):
-        caesura.load_step(tmp_path / "step", other[0])
-    assert caesura.load_step(tmp_path / "step", other[0], other[2], other[1]) == 1
+        caesura.load(tmp_path / "step", other[0])
+    assert caesura.load(tmp_path / "step", other[0], other[2], other[1]) == 1
     for a, b in zip([*module.parameters(), loss_fn.scale], [*other[0].parameters(), other[1].scale]):
         assert torch.equal(a, b) and torch.equal(optimizer.state[a]["exp_avg"], other[2].state[b]["exp_avg"])
 
@@ -209,4 +209,4 @@ def test_a_file_of_something_else_is_no_step(tmp_path):
 
     save_file({"weight": torch.ones(2)}, tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match="state.safetensors is no step's"):
-        caesura.load_step(tmp_path, Net())
+        caesura.load(tmp_path, Net())

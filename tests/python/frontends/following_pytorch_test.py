@@ -16,14 +16,13 @@ import export_chargpt  # noqa: E402
 import export_digits  # noqa: E402
 
 STEPS = 50
-ADAMW = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.01}
+ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def torch_run(module, batches, loss_of):
     """Returns the losses and the state after STEPS steps of AdamW."""
     module = module.train()
-    optimizer = torch.optim.AdamW(module.parameters(), lr=ADAMW["learning_rate"], betas=(0.9, 0.999), eps=1e-8,
-                                  weight_decay=ADAMW["weight_decay"])
+    optimizer = torch.optim.AdamW(module.parameters(), **ADAMW)
     losses = []
     for batch in batches:
         optimizer.zero_grad()
@@ -70,7 +69,7 @@ def test_digits(tmp_path):
     rng = np.random.default_rng(5)
     picks = [rng.choice(len(images), 64, replace=False) for _ in range(STEPS)]
     batches = [(torch.from_numpy(images[p]), torch.from_numpy(labels[p])) for p in picks]
-    session = caesura.TrainingSession(str(tmp_path / "digits.onnx"), target="labels", optimizer="adamw", **ADAMW)
+    session = caesura.TrainingSession(str(tmp_path / "digits.onnx"), target="labels", optimizer=caesura.optim.AdamW(**ADAMW))
 
     def zero_gradient(name, array):
         # BatchNorm's mean cancels the bias of the convolution before it.
@@ -88,8 +87,8 @@ def test_chargpt(tmp_path):
     begins = np.random.default_rng(6).integers(0, len(tokens) - time - 1, size=(STEPS, 4))
     text = np.stack([[tokens[b:b + time + 1] for b in row] for row in begins]).astype(np.int64)
     batches = [(torch.from_numpy(t[:, :-1].copy()), torch.from_numpy(t[:, 1:].copy())) for t in text]
-    session = caesura.TrainingSession(str(tmp_path / "chargpt.onnx"), target="next", class_axis=-1, optimizer="adamw",
-                                      **ADAMW)
+    session = caesura.TrainingSession(str(tmp_path / "chargpt.onnx"), target="next", class_axis=-1,
+                                      optimizer=caesura.optim.AdamW(**ADAMW))
 
     def zero_gradient(name, array):
         if name.endswith("qkv.bias"):  # a key's bias shifts all scores of a row equally

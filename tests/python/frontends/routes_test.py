@@ -35,13 +35,11 @@ def test_both_routes_end_in_the_same_plan(name, build, tmp_path):
     tokens, target = torch.randint(0, VOCABULARY, (4, TIME)), torch.randint(0, VOCABULARY, (4 * TIME,))
     with caesura.strict():
         step = caesura.compile_step(module, torch.nn.functional.cross_entropy, torch.optim.AdamW(module.parameters()))
-        program = step.capture(tokens, target)
-    feeds = {"tokens": tokens, "target": target} | dict(program.constants)
-    captured, captured_bytes = program.session.plan(feeds)
+        captured, captured_bytes = step.plan(tokens, target)
 
     torch.onnx.export(module, (tokens,), tmp_path / "module.onnx", dynamo=True, optimize=False, verbose=False,
                       input_names=["tokens"], output_names=["scores"])
-    session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer="adamw")
+    session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer=caesura.optim.AdamW())
     assert session.parameters().keys() == dict(module.named_parameters()).keys()  # no rotary tables: they are buffers
     exported, exported_bytes = session.plan({"tokens": tokens, "target": target})
 
@@ -84,7 +82,7 @@ def test_an_export_for_inference_trains_what_the_module_trains(name, time, tmp_p
     tokens, target = torch.randint(0, 64, (2, time)), torch.randint(0, 64, (2 * time,))
     torch.onnx.export(module, (tokens,), tmp_path / "module.onnx", dynamo=True, verbose=False, input_names=["tokens"])
     capfd.readouterr()
-    session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer="sgd", learning_rate=0.5)
+    session = caesura.TrainingSession(tmp_path / "module.onnx", optimizer=caesura.optim.SGD(lr=0.5))
     assert "optimize=False" in capfd.readouterr().err
     assert len(session.parameters()) == len(list(module.parameters()))  # no mask, no rotary table
     plan, _ = session.plan({"tokens": tokens, "target": target})

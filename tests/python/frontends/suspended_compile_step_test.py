@@ -160,7 +160,7 @@ def test_waits_and_goes_on(step, scope):
 def test_is_given_up(step, scope):
     net, optimizer, step, _ = step
     batch, state = scope["batch"], scope["state"]
-    step.capture(*batch(0))
+    step.plan(*batch(0))
     step(*batch(0))
     before = state(net, optimizer)
     step.suspend_at(20)
@@ -262,7 +262,7 @@ def test_damaged_facts_are_refused(step, scope, tmp_path, facts):
     net, optimizer, step, _ = step
     batch, state = scope["batch"], scope["state"]
     step(*batch(0))
-    step.programs[0].session.save(str(tmp_path / "step"), {"caesura.compiled_step": facts})
+    step._programs[0].session.save(str(tmp_path / "step"), {"caesura.compiled_step": facts})
     step(*batch(1))
     before = state(net, optimizer)
     with pytest.raises(ValueError, match="facts of a compiled step are damaged"):

@@ -132,6 +132,6 @@ def test_as_eager_in_double(name):
                                   "celu", "expm1", "sinc", "std", "max_along"])
 def test_exported_in_standard_ops(name, tmp_path):
     _, _, step, weights = steps(*CASES[name], torch.float32)
-    caesura.export_step(tmp_path / "step", step, weights)
+    step.export(tmp_path / "step", weights)
     model = onnx.load(tmp_path / "step" / "model.onnx")
     assert {node.domain for node in model.graph.node} == {""}

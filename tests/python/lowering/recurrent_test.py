@@ -89,10 +89,10 @@ def test_an_exported_step_holds_onnx_layers(tmp_path):
     module = Net(nn.LSTM, num_layers=2, bidirectional=True)
     step = caesura.compile_step(module, F.cross_entropy, torch.optim.AdamW(module.parameters()), dynamic=True)
     x, target = torch.randn(5, 3, 8), torch.tensor(1)
-    caesura.export_step(tmp_path, step, x, target)
+    step.export(tmp_path, x, target)
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     assert [n.op_type for n in nodes].count("LSTM") == 4
-    session = caesura.open_step(tmp_path)
+    session = caesura.TrainingSession.open(tmp_path)
     assert [session.step({"x": x.numpy(), "target": target.numpy()}) for _ in range(3)] == pytest.approx(
         [step(x, target).item() for _ in range(3)], rel=1e-5)
 

@@ -33,7 +33,7 @@ def _checks():
 
 def _session(folder, way):
     shard, steps = way
-    return caesura.TrainingSession(os.path.join(folder, "net.onnx"), optimizer="adamw", learning_rate=0.01,
+    return caesura.TrainingSession(os.path.join(folder, "net.onnx"), optimizer=caesura.optim.AdamW(lr=0.01),
                                    accumulation_steps=steps, threads=1, ranks=caesura.Ranks(shard=shard, bucket_bytes=100))
 
 
@@ -105,7 +105,7 @@ def broken(rank, folder, way, at, sent):
     with pytest.raises(ValueError, match="the part of a rank that was lost is gone"):
         session.regroup(survivors)
     shard, steps = way
-    again = caesura.TrainingSession(os.path.join(folder, "net.onnx"), optimizer="adamw", learning_rate=0.01,
+    again = caesura.TrainingSession(os.path.join(folder, "net.onnx"), optimizer=caesura.optim.AdamW(lr=0.01),
                                     accumulation_steps=steps, threads=1, ranks=caesura.Ranks(survivors, shard=shard, bucket_bytes=100))
     again.restore(os.path.join(folder, "last"))
     list(_update(again, dist.get_rank(survivors), 1, steps))

@@ -213,7 +213,7 @@ def _divided(kind, rank, optimizer_of, shard, accumulate, alone):
     losses += [step(*_batch(kind, rank, i)) for i in (6, 7)]  # takes its parts again
     assert len(_state(optimizer)) == whole
     if shard:
-        held = sum(t.numel() for t in step.ranks.shards._parts.values())
+        held = sum(t.numel() for t in step._ranks.shards._parts.values())
         assert held <= sum(t.numel() for t in taken) / 2 + 4096
     same_on_all_ranks(module.parameters())
     later = kind()
@@ -302,7 +302,7 @@ def refusals(rank):
 def sessions(rank, path):
     """A model without PyTorch's modules: what one process gets with both batches, whenever updates are committed."""
     feeds = [{"x": _batch(Net, r, 0)[0].numpy(), "target": _batch(Net, r, 0)[1].numpy()} for r in range(2)]
-    early, session = (caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, commit=commit)
+    early, session = (caesura.TrainingSession(path, optimizer=caesura.optim.SGD(lr=0.1), commit=commit)
                       for commit in ("eager-consume", "late"))
     for _ in range(3):
         loss = session.step(feeds[rank])
@@ -311,7 +311,7 @@ def sessions(rank, path):
     assert torch.equal(torch.from_numpy(early.parameters()["w"]), weight)
     same_on_all_ranks([weight])
     if rank == 0:  # no other rank makes one
-        alone = caesura.TrainingSession(path, optimizer="sgd", learning_rate=0.1, ranks=caesura.Ranks("alone"))
+        alone = caesura.TrainingSession(path, optimizer=caesura.optim.SGD(lr=0.1), ranks=caesura.Ranks("alone"))
         both = {name: torch.cat([torch.from_numpy(f[name]) for f in feeds]).numpy() for name in feeds[0]}
         for _ in range(3):
             expected = alone.step(both)
@@ -324,7 +324,7 @@ def shards(rank, path):
     """Divided optimizer state gives what undivided state gives; the checkpoint of all ranks is read by one."""
     trained = {}
     for shard in (0, 1):
-        session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, ranks=caesura.Ranks(shard=shard))
+        session = caesura.TrainingSession(path, optimizer=caesura.optim.AdamW(lr=0.01), ranks=caesura.Ranks(shard=shard))
         told = session.memory
         losses = [session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, rank, step))))) for step in range(4)]
         trained[shard] = losses, torch.from_numpy(session.parameters()["w"]), told
@@ -337,8 +337,8 @@ def shards(rank, path):
         session.set_parameter("optimizer.exp_avg.w", trained[1][1].numpy())
     session.save(path + ".ckpt", {"epoch": 3})
     alone = [dist.new_group([r]) for r in range(2)][rank]
-    for one in (caesura.TrainingSession(path, optimizer="adamw", ranks=caesura.Ranks("alone", shard=1)),
-                caesura.TrainingSession(path, optimizer="adamw", ranks=caesura.Ranks(shard=1))):
+    for one in (caesura.TrainingSession(path, optimizer=caesura.optim.AdamW(), ranks=caesura.Ranks("alone", shard=1)),
+                caesura.TrainingSession(path, optimizer=caesura.optim.AdamW(), ranks=caesura.Ranks(shard=1))):
         assert one.restore(path + ".ckpt") == {"epoch": 3}
         assert one.updates == 4 and torch.equal(torch.from_numpy(one.parameters()["w"]), trained[1][1])
     with pytest.raises(ValueError, match="Restore the last checkpoint"):
@@ -349,7 +349,7 @@ def shards(rank, path):
 def ordered(rank, path, folder, shards=4, updates=20):
     """One rank and all ranks give the same bits, with dropout: of each, the hash of losses and parameters is compared."""
     world = dist.get_world_size()
-    session = caesura.TrainingSession(path, optimizer="adamw", learning_rate=0.01, clip_norm=0.1, seed=7, threads=1,
+    session = caesura.TrainingSession(path, optimizer=caesura.optim.AdamW(lr=0.01), clip_norm=0.1, seed=7, threads=1,
                                       ranks=caesura.Ranks(logical_shards=shards))
     own, losses = shards // world, []
     for update in range(updates):

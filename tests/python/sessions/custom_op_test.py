@@ -85,7 +85,7 @@ def test_gradients_flow_through_ops_of_libraries():
     run = caesura.SplitModule(model, custom_ops=ops).forward({"x": X})
     np.testing.assert_equal(run.outputs["y"], 7 * X * [3, 4] + 5)
     np.testing.assert_equal(run.backward([np.ones(2, np.float32)])["w"], 7 * X)
-    session = caesura.TrainingSession(model, loss="mse", target="t", optimizer="sgd", learning_rate=0.5, custom_ops=ops)
+    session = caesura.TrainingSession(model, loss="mse", target="t", optimizer=caesura.optim.SGD(lr=0.5), custom_ops=ops)
     loss = session.step({"x": X, "t": 7 * X * np.array([3, 4], np.float32) + 3})
     assert loss == pytest.approx(4)  # the offset's share
     np.testing.assert_allclose(session.parameters()["w"], np.array([3, 4]) - 0.5 * 2 * 7 * X)  # dy = 2 (y - t) / 2

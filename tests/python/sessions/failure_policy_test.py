@@ -19,7 +19,7 @@ BAD = GOOD | {"x": np.array([0, 1, 7, 1])}  # w has no row 7
 
 
 def session(**options):
-    return caesura.TrainingSession(onnx.parser.parse_model(MODEL), target="labels", optimizer="sgd", learning_rate=0.1, threads=1,
+    return caesura.TrainingSession(onnx.parser.parse_model(MODEL), target="labels", optimizer=caesura.optim.SGD(lr=0.1), threads=1,
                                    **options)
 
 
@@ -66,7 +66,7 @@ def test_an_early_commit_is_given_up_with_an_undo():
     model = MODEL.replace("Tanh (h)", "Mul (h, scale)").replace("{0.5, -0.25, 0.125, 1, 0, -1}>",
                                                                 "{0.5, -0.25, 0.125, 1, 0, -1}, float[2] scale = {1, 2}>")
     for undo in (False, True):
-        opened = caesura.TrainingSession(onnx.parser.parse_model(model), target="labels", optimizer="sgd", learning_rate=0.1,
+        opened = caesura.TrainingSession(onnx.parser.parse_model(model), target="labels", optimizer=caesura.optim.SGD(lr=0.1),
                                          threads=1, commit="eager-consume", undo=undo)
         before = opened.parameters()
         steps = sum(line.split(" ", 1)[0].isdigit() for line in opened.plan(GOOD)[0].splitlines()[1:])
@@ -74,11 +74,11 @@ def test_an_early_commit_is_given_up_with_an_undo():
         with pytest.raises(caesura.Suspended):
             opened.step(GOOD)
         if undo:
-            opened.drop_step()
+            opened.drop()
             assert opened.inconsistent == []
         else:
             with pytest.raises(RuntimeError, match="may be half updated"):
-                opened.drop_step()
+                opened.drop()
             assert opened.inconsistent
             with pytest.raises(ValueError, match="Restore a checkpoint"):
                 opened.step(GOOD)

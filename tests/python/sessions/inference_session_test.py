@@ -177,7 +177,7 @@ def test_session_options(model):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for make in (onnxruntime.InferenceSession, caesura.TrainingSession, caesura.SplitModule, caesura.open_step):
+    for make in (onnxruntime.InferenceSession, caesura.TrainingSession, caesura.SplitModule, caesura.TrainingSession.open):
         with pytest.raises(FileNotFoundError, match="none.onnx"):
             make(tmp_path / "none.onnx")
 

@@ -29,8 +29,8 @@ def batch(n=32):
 
 @pytest.mark.parametrize("precision, tolerance", [("bf16", 0.02), ("fp16", 0.005)])
 def test_losses_follow_float32(precision, tolerance):
-    wide = caesura.TrainingSession(model(), learning_rate=1e-2, threads=1)
-    mixed = caesura.TrainingSession(model(), learning_rate=1e-2, threads=1, precision=precision)
+    wide = caesura.TrainingSession(model(), optimizer=caesura.optim.AdamW(lr=1e-2), threads=1)
+    mixed = caesura.TrainingSession(model(), optimizer=caesura.optim.AdamW(lr=1e-2), threads=1, precision=precision)
     losses = [(wide.step(batch()), mixed.step(batch())) for _ in range(10)]
     for want, found in losses:
         assert found == pytest.approx(want, rel=tolerance)

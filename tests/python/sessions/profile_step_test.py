@@ -15,7 +15,7 @@ net (float[4,3] x) => (float[4,2] y) <float[3,2] w = {1, -1, 2, 0.5, 0.25, -2}> 
 def test_profile_step(tmp_path):
     model = onnx.parser.parse_model(MODEL).SerializeToString()
     feeds = {"x": np.ones((4, 3), np.float32), "target": np.array([0, 1, 1, 0])}
-    plain, profiled = (caesura.TrainingSession(model, optimizer="sgd", learning_rate=0.1) for _ in range(2))
+    plain, profiled = (caesura.TrainingSession(model, optimizer=caesura.optim.SGD(lr=0.1)) for _ in range(2))
     plain.step(feeds)
     table = profiled.profile_step(feeds, tmp_path / "trace.json")
     np.testing.assert_array_equal(profiled.parameters()["w"], plain.parameters()["w"])

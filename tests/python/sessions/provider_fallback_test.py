@@ -23,7 +23,7 @@ def model() -> bytes:
 
 
 @pytest.mark.parametrize("made, run", [
-    (lambda: caesura.TrainingSession(model(), loss="mse", learning_rate=1e-2, threads=1),
+    (lambda: caesura.TrainingSession(model(), loss="mse", optimizer=caesura.optim.AdamW(lr=1e-2), threads=1),
      lambda session: session.step({"x": X, "target": np.ones((2, 2), np.float32)})),
     (lambda: caesura.SplitModule(model(), threads=1), lambda module: module.forward({"x": X}).backward([X[:, :2]])),
 ], ids=["TrainingSession", "SplitModule"])

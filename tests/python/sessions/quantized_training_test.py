@@ -122,7 +122,7 @@ NET = """net (float[N,4] x) => (float[N,2] y)
 def test_trains_as_the_module_in_pytorch():
     rng = np.random.default_rng(1)
     x, target = rng.standard_normal((16, 4)).astype(np.float32), rng.standard_normal((16, 2)).astype(np.float32)
-    session = caesura.TrainingSession(parse(NET), loss="mse", optimizer="sgd", learning_rate=0.1)
+    session = caesura.TrainingSession(parse(NET), loss="mse", optimizer=caesura.optim.SGD(lr=0.1))
     before = session.parameters()
     assert sorted(before) == ["b", "w"]  # the scales are no parameters
     w, b = (torch.from_numpy(before[name]).clone().requires_grad_() for name in ("w", "b"))
@@ -143,7 +143,7 @@ def test_trains_as_the_module_in_pytorch():
 
 
 def test_a_scale_that_is_named_is_trained():
-    session = caesura.TrainingSession(parse(NET), loss="mse", optimizer="sgd", learning_rate=0.01, trainable=["t"],
+    session = caesura.TrainingSession(parse(NET), loss="mse", optimizer=caesura.optim.SGD(lr=0.01), trainable=["t"],
                                       keep_gradients=True)
     rng = np.random.default_rng(1)
     x, target = rng.standard_normal((16, 4)).astype(np.float32), rng.standard_normal((16, 2)).astype(np.float32)

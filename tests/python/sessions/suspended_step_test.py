@@ -36,7 +36,7 @@ rng = np.random.default_rng(0)
 model = onnx.parser.parse_model(MODEL)
 for name, shape in {"w0": (8, 16), "w1": (16, 3)}.items():
     model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
-session = caesura.TrainingSession(model, target="labels", optimizer="adamw", learning_rate=1e-2, schedule="cosine",
+session = caesura.TrainingSession(model, target="labels", optimizer=caesura.optim.AdamW(lr=1e-2), schedule="cosine",
                                   total_steps=100, seed=7, threads=1)
 done = session.restore(path)["batches"] if os.path.exists(path) else 0
 data = torch.utils.data.TensorDataset(torch.from_numpy(rng.standard_normal((200, 8)).astype(np.float32)),
@@ -54,7 +54,7 @@ while batch < 100:
         if at >= 0 and batch == 38:
             session.suspend_at(at)
         try:
-            loss = session.resume_step() if session.suspended else session.step({"x": x, "labels": labels})
+            loss = session.resume() if session.suspended else session.step({"x": x, "labels": labels})
         except caesura.Suspended:
             session.save(path, {"batches": batch - 1, "note": "in the middle"})
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +74,8 @@ def feeds(seed=0):
 
 
 def open_session(**options):
-    return caesura.TrainingSession(onnx.parser.parse_model(MODEL), target="labels", learning_rate=0.1, threads=1, **options)
+    options = {"optimizer": caesura.optim.AdamW(lr=0.1), "threads": 1} | options
+    return caesura.TrainingSession(onnx.parser.parse_model(MODEL), target="labels", **options)
 
 
 @pytest.fixture
@@ -107,23 +108,23 @@ def test_before_every_step(expected, tmp_path):
         begins.save(tmp_path / "step", {"position": at, "rate": 0.5, "name": "x"})
         assert ends.restore(tmp_path / "step") == {"position": at, "rate": 0.5, "name": "x"}
         assert ends.suspended and ends.step_differences == []
-        check(ends, expected, ends.resume_step())
-        check(begins, expected, begins.resume_step())
+        check(ends, expected, ends.resume())
+        check(begins, expected, begins.resume())
 
 
 def test_suspend_and_drop(expected):
     session = open_session()
     assert not session.suspend and not session.suspended
     session.suspend = True
-    for call in (lambda: session.step(feeds()), session.resume_step, lambda: session.evaluate(feeds())):
+    for call in (lambda: session.step(feeds()), session.resume, lambda: session.evaluate(feeds())):
         with pytest.raises(caesura.Suspended):
             call()
     assert session.suspended
     with pytest.raises(ValueError, match="a step waits"):
         session.step(feeds())
-    session.drop_step()
+    session.drop()
     with pytest.raises(ValueError, match="no step waits"):
-        session.resume_step()
+        session.resume()
     session.suspend = False
     check(session, expected, session.step(feeds()))
 
@@ -134,7 +135,7 @@ def test_deadlines(expected):
     with pytest.raises(caesura.Suspended):
         session.step(feeds())
     session.suspend_after(3600)
-    first = session.resume_step()
+    first = session.resume()
     session.suspend_after(None)
     check(session, expected, first)
 
@@ -147,7 +148,7 @@ def test_signals(expected):
         with pytest.raises(caesura.Suspended):
             session.step(feeds(1))
         session.suspend = False
-        session.resume_step()
+        session.resume()
     with other.suspend_on(signal.SIGUSR1):  # one after the other
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(caesura.Suspended):
@@ -162,7 +163,7 @@ def test_another_program_refuses(tmp_path):
         session.step(feeds())
     session.save(tmp_path / "step")
     with pytest.raises(ValueError, match="does not fit"):
-        open_session(optimizer="sgd").restore(tmp_path / "step")
+        open_session(optimizer=caesura.optim.SGD()).restore(tmp_path / "step")
 
 
 def test_a_hundred_steps_are_37_a_kill_and_63(tmp_path):

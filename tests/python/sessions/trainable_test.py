@@ -25,7 +25,7 @@ RESIZED = """net (float[N,1,2,2] x) => (float[N,1,4,4] y)
 
 
 def test_scales_of_resize_are_no_parameters():
-    session = caesura.TrainingSession(parse(RESIZED), loss="mse", optimizer="sgd", learning_rate=0.1)
+    session = caesura.TrainingSession(parse(RESIZED), loss="mse", optimizer=caesura.optim.SGD(lr=0.1))
     assert list(session.parameters()) == ["w"]
     session.step({"x": np.ones((2, 1, 2, 2), np.float32), "target": np.zeros((2, 1, 4, 4), np.float32)})
     assert session.parameters()["w"] != 0.5
@@ -55,7 +55,7 @@ def test_constants_are_named_and_counted():
 
 
 def test_constants_train_as_initializers_do(tmp_path):
-    options = {"loss": "mse", "optimizer": "sgd", "learning_rate": 0.1}
+    options = {"loss": "mse", "optimizer": caesura.optim.SGD(lr=0.1)}
     session = caesura.TrainingSession(parse(IN_CONSTANTS), train_constants=True, **options)
     twin = caesura.TrainingSession(parse("""net (float[N,2] x) => (float[N,2] y)
     <float[2,2] w = {0.5, -0.25, 0.125, 1}, float[2] b = {0.5, 0.25}> {
@@ -102,7 +102,7 @@ def test_names_that_are_none_are_all_listed_with_the_nearest(make, option):
 
 
 def test_frozen_parameters_are_read_and_set(tmp_path):
-    options = {"loss": "mse", "optimizer": "sgd", "learning_rate": 0.1, "accumulation_steps": 1}
+    options = {"loss": "mse", "optimizer": caesura.optim.SGD(lr=0.1), "accumulation_steps": 1}
     session = caesura.TrainingSession(parse(LAYERS), frozen=["first*"], **options)
     session.step(BATCH)
     assert list(session.parameters()) == ["second_weight"]
@@ -129,7 +129,7 @@ def test_frozen_parameters_are_read_and_set(tmp_path):
 
 
 def test_what_was_trained_before_it_was_frozen_comes_with_its_checkpoint(tmp_path):
-    options = {"loss": "mse", "optimizer": "sgd", "learning_rate": 0.1}
+    options = {"loss": "mse", "optimizer": caesura.optim.SGD(lr=0.1)}
     session = caesura.TrainingSession(parse(LAYERS), **options)
     session.step(BATCH)
     session.save(tmp_path / "checkpoint")

@@ -23,7 +23,7 @@ def feeds(seed=0, n=4):
 
 
 def session(**options):
-    options = {"loss": "cross_entropy", "target": "labels", "optimizer": "sgd", "learning_rate": 0.5} | options
+    options = {"loss": "cross_entropy", "target": "labels", "optimizer": caesura.optim.SGD(lr=0.5)} | options
     return caesura.TrainingSession(onnx.parser.parse_model(MODEL), **options)
 
 

@@ -137,17 +137,17 @@ def test_a_step_goes_from_the_command_to_python_and_back(classifier):  # noqa: F
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 3, "the run was over before it was stopped inside of a step"
     # The command has one name for the target, whatever its array is called.
-    session = caesura.TrainingSession(str(classifier / "net.onnx"), target="caesura.target", learning_rate=1e-3)
+    session = caesura.TrainingSession(str(classifier / "net.onnx"), target="caesura.target", optimizer=caesura.optim.AdamW(lr=1e-3))
     properties = session.restore(str(checkpoint))
     assert session.suspended and session.step_differences == []
     session.suspend = True
     with pytest.raises(caesura.Suspended) as waits:
-        session.resume_step()
+        session.resume()
     at, steps = map(int, re.search(r"before step (\d+) of (\d+)", str(waits.value)).groups())
     session.suspend = False
     session.suspend_at(min(at + 2, steps - 1))
     with pytest.raises(caesura.Suspended):
-        session.resume_step()
+        session.resume()
     session.save(str(checkpoint), properties)
     run(*resumed)
     same(*(safetensors.numpy.load_file(path) for path in (checkpoint, classifier / "straight")))

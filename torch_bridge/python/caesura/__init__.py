@@ -13,31 +13,31 @@ A name that needs PyTorch imports it at its first use.
 import importlib
 from typing import TYPE_CHECKING
 
-from caesura import _core, onnxruntime
+from caesura import _core
+from caesura import onnxruntime as onnxruntime, optim as optim, typing as typing
 from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, StrictError, Suspended
 from caesura.integrations.tensorboard import EventWriter
 from caesura.ranks import Ranks
 from caesura.reports import Report, profile, report, reset_report, strict
 from caesura.sessions.split import ForwardRun, SplitModule
-from caesura.sessions.training import TrainingSession, open_step
+from caesura.sessions.training import TrainingSession
 
 if TYPE_CHECKING:  # type checkers and editors look here, since the names are looked up at run time
     from caesura.frontends.compile_step import CompiledStep, compile_step
-    from caesura.frontends.export import export_step, load_step
+    from caesura.frontends.export import load
     from caesura.frontends.wrap import wrap
 
 # Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
     "CompiledStep": "caesura.frontends.compile_step",
     "compile_step": "caesura.frontends.compile_step",
-    "export_step": "caesura.frontends.export",
-    "load_step": "caesura.frontends.export",
+    "load": "caesura.frontends.export",
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
     "CompiledStep", "Error", "EventWriter", "FallbackWarning", "ForwardRun", "RankFailure", "Ranks", "Report", "SplitModule",
-    "StepRefused", "StrictError", "Suspended", "TrainingSession", "compile_step", "export_step", "load_step", "onnxruntime",
-    "open_step", "profile", "report", "reset_report", "strict", "wrap",
+    "StepRefused", "StrictError", "Suspended", "TrainingSession", "compile_step", "load", "profile", "report",
+    "reset_report", "strict", "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

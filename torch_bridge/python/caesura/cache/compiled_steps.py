@@ -36,9 +36,9 @@ class StepKey(keys.Key):
         fingerprint.add(owner.loss_fn)
         signature = fingerprint.add_call(args, kwargs)
         self._names = named(owner.module)
-        if not owner.recipe.trained.keys() <= self._names.keys():
+        if not owner._recipe.trained.keys() <= self._names.keys():
             raise Unkeyed("an optimizer of parameters that the module does not have")
-        fingerprint.add((owner.dynamic, *sorted(self._names[i] for i in owner.recipe.trained)))
+        fingerprint.add((owner.dynamic, *sorted(self._names[i] for i in owner._recipe.trained)))
         return signature
 
     def fits(self, program) -> bool:
@@ -70,7 +70,7 @@ def load(key: StepKey, owner, args, kwargs):
 def _read(facts, content, owner, arguments):
     if facts.keys() != {"bound", "feeds"} or not all(isinstance(rows, list) for rows in facts.values()):
         raise ValueError("its facts are others")
-    own, trained = tensors_of(owner.module), owner.recipe.trained
+    own, trained = tensors_of(owner.module), owner._recipe.trained
     model = onnx.ModelProto.FromString(content)
     bound = {name: _at(own, name) for name in facts["bound"]}
     places = [(name, tuple(place) if isinstance(place, list) else place) for name, place in facts["feeds"]]

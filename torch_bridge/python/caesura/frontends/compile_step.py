@@ -35,12 +35,14 @@ from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf,
 from caesura.capture.subclasses import refused_subclasses
 from caesura.capture.tensor_hooks import place_hooks
 from caesura.errors import StepRefused
+from caesura.frontends.export import Exported, tensors_by_name
+from caesura.frontends.measured import Measured
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.ranks import Ranks
-from caesura.reports import Detour, Detours, collect_from, note_detour, recorded, write_page
+from caesura.reports import Detour, Detours, collect_from, note_detour
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
@@ -117,20 +119,8 @@ def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimi
                         threads, StepRanks(module, ranks))
 
 
-def tensors_by_name(module, loss_fn, optimizer) -> dict:
-    """The tensors of a step: the module's, then those that only the loss or the optimizer has."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    ids = set(map(id, found.values()))
-    if isinstance(loss_fn, torch.nn.Module):
-        of_loss = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
-        found |= {f"loss_fn.{name}": tensor for name, tensor in of_loss.items() if id(tensor) not in ids}
-        ids.update(map(id, of_loss.values()))
-    others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids) if optimizer is not None else ()
-    return found | {f"parameter_{i}": p for i, p in enumerate(others)}
-
-
-class CompiledStep(Suspendable, Ranked):
-    """A compiled training step; compile_step() makes it.
+class CompiledStep(Suspendable, Ranked, Measured, Exported):
+    """A compiled training step; compile_step() makes it. Its methods have the names of a TrainingSession's.
 
     A call takes the module's arguments, and the target last if there is a loss function. It returns the loss before the
     update, a scalar tensor without a gradient. There is no zero_grad(), backward() or optimizer.step() to call;
@@ -145,7 +135,7 @@ class CompiledStep(Suspendable, Ranked):
     Example::
 
         loss = step(inputs, targets)
-        print(float(loss))
+        print(float(loss), step.updates, step.memory)
     """
 
     _quick: Callable  # of the extension
@@ -153,20 +143,22 @@ class CompiledStep(Suspendable, Ranked):
     def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
                  threads, ranks):
         super().__init__()
-        self.ranks = ranks
+        self._ranks = ranks
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         counts = {"accumulation_steps": (accumulation_steps, 1), "memory_budget": (memory_budget, 0), "threads": (threads, 0)}
         for name, (value, least) in counts.items():
             if not (isinstance(value, numbers.Integral) and value >= least):
                 raise ValueError(f"{name} is a number of {least} or more, got {value!r}")
+        if dynamic not in (None, True, False):
+            raise ValueError(f"dynamic is None, True or False, got {dynamic!r}")
         if precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision is 'fp32', 'bf16' or 'fp16', got {precision!r}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
-        self.recipe, self.gradients = None, Gradients()
-        self.programs = []
+        self._recipe, self._gradients = None, Gradients()
+        self._programs = []
         self._inputs = self._ran = None
         self._capturing = self._gives_leaves = False
         self._keys = 0 if dynamic is True else _KEYS
@@ -182,49 +174,49 @@ class CompiledStep(Suspendable, Ranked):
 
     def _describe(self, changing=None):
         self._calls = []
-        self.names = {id(tensor): name for name, tensor in tensors_by_name(self.module, self.loss_fn, self.optimizer).items()}
+        self._names = {id(tensor): name for name, tensor in tensors_by_name(self.module, self.loss_fn, self.optimizer).items()}
         try:
-            recipe = describe_optimizer(self.optimizer, self.names, self.gradients, clip_norm=self.clip_norm,
+            recipe = describe_optimizer(self.optimizer, self._names, self._gradients, clip_norm=self.clip_norm,
                                         accumulation_steps=self.accumulation_steps, changing=changing)
         except ValueError as error:
             raise StepRefused(str(error)) from None
         if isinstance(recipe, Stepping):
-            self.ranks.refuse_optimizer(self.optimizer)
+            self._ranks.refuse_optimizer(self.optimizer)
         if isinstance(recipe, Stepping) and self.precision == "fp16":
             raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
                               "cannot be written into; 'bf16' needs no scaled loss")
-        if self.recipe is not None and self.recipe.written() != recipe.written():
+        if self._recipe is not None and self._recipe.written() != recipe.written():
             self._open_again()
-        self.recipe = recipe
+        self._recipe = recipe
 
     def _open_again(self):
         """Closes the sessions, which were made for another update or other ranks."""
         self._refuse_while_one_waits()
         self._calls = []
-        self.programs = [p for p in self.programs if p.is_captured]
-        for program in self.programs:
+        self._programs = [p for p in self._programs if p.is_captured]
+        for program in self._programs:
             program.session = None
 
-    def check_optimizer(self):
+    def _check_optimizer(self):
         """Describes the optimizer again if it no longer matches the programs."""
-        change = self.recipe.change()
+        change = self._recipe.change()
         if change == OPTIONS and self._changes:
             self._changes -= 1
             self._describe()
         elif change:
             self._describe(None if change == MEMBERS else change)
 
-    def join_window(self, program) -> bool:
+    def _join_window(self, program) -> bool:
         """Adds the next call to its update's window. False if PyTorch must do the update; the program is closed."""
         is_first = self.micro_steps % self.accumulation_steps == 0
         window = frozenset() if is_first else self._window
-        misfit = self.recipe.misfit(program, window)
+        misfit = self._recipe.misfit(program, window)
         if misfit:
             self._describe(misfit)
             return False
         if not is_first:  # otherwise the session begins with new gradients
             scale = program.session.loss_scale / self._loss_scale
-            for parameter, gradient in self.gradients.tensors.items():
+            for parameter, gradient in self._gradients.tensors.items():
                 if id(parameter) not in window:
                     gradient.zero_()
                 elif scale != 1:
@@ -232,42 +224,16 @@ class CompiledStep(Suspendable, Ranked):
         self._window, self._loss_scale = window | program.learning, program.session.loss_scale
         return True
 
-    def capture(self, *args, **kwargs) -> "CapturedStep":
-        """Returns the program for such inputs, and captures it if necessary; nothing runs and nothing changes."""
+    def _capture_call(self, args: tuple, kwargs: dict) -> Captured:
+        """Finds the program for such inputs, and captures it if necessary; nothing runs and nothing changes."""
         self._capturing = True
         try:
             self._first(args, kwargs)
         except Captured as captured:
-            return captured.program
+            return captured
         finally:
             self._capturing = False
         raise AssertionError("a capture ends by Captured")
-
-    def report(self, path, /, *args, **kwargs) -> torch.Tensor:
-        """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
-        what fell back and why, what to try first, and the losses of the steps so far.
-
-        Args:
-            path: the page, one HTML file that needs no other; it replaces a file that is there.
-            args: as for the step itself.
-            kwargs: as for the step itself.
-
-        Returns:
-            The step's loss.
-
-        Raises:
-            OSError: the file cannot be written; the step was done.
-
-        Example::
-
-            step(inputs, targets)  # captures
-            loss = step.report("report.html", inputs, targets)
-        """
-        with recorded() as recording:
-            loss = self(*args, **kwargs)
-        program = self._calls[0].program if self._calls else self.programs[-1]
-        write_page(recording, path, type(self.module).__name__, program.session)
-        return loss
 
     def _loss(self, *args, **kwargs):
         if self._gives_leaves:
@@ -341,30 +307,30 @@ class CompiledStep(Suspendable, Ranked):
             raise StepRefused(f"the loss is no number but {value.dtype} {list(value.shape)}")
         program = CapturedStep(self, module, metadata, position, reached, sparse, calls_pytorch_alone(graph),
                                functools.partial(ForwardImporter, functions, table, differentiates))
-        self.programs.append(program)
+        self._programs.append(program)
         return program
 
     def _first(self, args, kwargs) -> torch.Tensor:
         """Runs a call that matches none of `_calls`."""
-        self.ranks.join(self.programs)
-        self.check_optimizer()
+        self._ranks.join(self._programs)
+        self._check_optimizer()
         refuse_hooks(self)
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
             parameter.data = parameter.data.contiguous()
-        key, before = None, len(self.programs)
+        key, before = None, len(self._programs)
         if not self._capturing:
             self._detours.tell()
             mark_stepped(self.optimizer)
             key = self._key(args, kwargs)
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
-                self._detours.add(UNLIKE, len(self.programs) > before, self.micro_steps)
+                self._detours.add(UNLIKE, len(self._programs) > before, self.micro_steps)
                 return loss
         self._inputs = (args, kwargs)
         try:
             loss = self._run(*args, **kwargs)
             if not self._capturing:
-                with self._detours.after(UNLIKE, len(self.programs) > before, self.micro_steps):
+                with self._detours.after(UNLIKE, len(self._programs) > before, self.micro_steps):
                     self._quicken(loss, args, kwargs, key)
             return loss
         finally:
@@ -373,10 +339,10 @@ class CompiledStep(Suspendable, Ranked):
     def _key(self, args, kwargs):
         """The call's compiled_steps.StepKey, for a cheap check of later calls and for the disk; None if it has none."""
         own = tensors_of(self.module)
-        for program in self.programs:
+        for program in self._programs:
             if not program.is_captured:
                 program.refuse_others(own.get)
-        if self._keys == 0 or not isinstance(self.recipe, Recipe) or any(map(is_dtensor, own.values())):
+        if self._keys == 0 or not isinstance(self._recipe, Recipe) or any(map(is_dtensor, own.values())):
             return None
         self._keys -= 1
         try:
@@ -387,11 +353,11 @@ class CompiledStep(Suspendable, Ranked):
 
     def _recall(self, key, args, kwargs) -> bool:
         """True if a program with that key exists, here or on disk; it becomes the first of the quick calls."""
-        program = next((p for p in self.programs if key.fits(p)), None)
+        program = next((p for p in self._programs if key.fits(p)), None)
         if program is None:
             found = compiled_steps.load(key, self, args, kwargs)
             if found is None:
-                if self.dynamic is None and not any(p.is_captured for p in self.programs):
+                if self.dynamic is None and not any(p.is_captured for p in self._programs):
                     mark_changing(args, kwargs, self._recalled)
                 return False
             program, (traced, text, model, bound, places) = StepProgram(self), found
@@ -401,10 +367,10 @@ class CompiledStep(Suspendable, Ranked):
                 disk.discard(text, error)
                 return False
             program.key, program.traced, program.places = text, traced, places
-            self.programs.append(program)
+            self._programs.append(program)
             self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
-        if not self.join_window(program):
+        if not self._join_window(program):
             return False
         try:
             self._keep(open_call(self, program, unplaced(program.places, self.module), None, key))
@@ -446,7 +412,7 @@ class CompiledStep(Suspendable, Ranked):
     def _run(self, *args, **kwargs):
         with torch.enable_grad(), quietly(), tracing():
             try:
-                if self.programs:
+                if self._programs:
                     try:
                         with tracing(no_capture):
                             return self._call(*args, **kwargs)

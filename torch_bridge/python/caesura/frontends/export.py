@@ -4,93 +4,118 @@
 import json
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import onnx
 import torch
 
-from caesura.frontends.compile_step import CompiledStep, tensors_by_name
-from caesura.runtime.optimizers import Stepping, keeps_count
-from caesura.runtime.step_program import as_real, calls_pytorch
+from caesura.runtime.optimizers import Recipe, Stepping, keeps_count
+from caesura.runtime.step_program import Captured, as_real, calls_pytorch
+from caesura.typing import Path
 
 _METADATA = "caesura.step"
 
 
-def export_step(path, step: CompiledStep, /, *args, **kwargs) -> None:
-    """Writes a compiled step into a folder: model.onnx and state.safetensors.
+def tensors_by_name(module: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    """The tensors of a step: the module's, then those that only the loss or the optimizer has."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    ids = set(map(id, found.values()))
+    if isinstance(loss_fn, torch.nn.Module):
+        of_loss = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
+        found |= {f"loss_fn.{name}": tensor for name, tensor in of_loss.items() if id(tensor) not in ids}
+        ids.update(map(id, of_loss.values()))
+    others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids) if optimizer is not None else ()
+    return found | {f"parameter_{i}": p for i, p in enumerate(others)}
 
-    A C++ program (training/session/exported_step.h), `caesura train` or open_step() goes on with it; nothing in the folder
-    needs PyTorch. The model's inputs have the names of the forward's parameters, and "target" for what the loss
-    function compares with; its output is "loss". An existing step in the folder is replaced, the model first.
 
-    Args:
-        path: the folder; it is made if it is not there.
-        step: what compile_step() returned.
-        *args: inputs as for a call of the step. They only tell dtypes and shapes (with dynamic=True sizes become
-            symbols); nothing is trained.
-        **kwargs: likewise.
+class Exported:
+    """The part of a CompiledStep that writes it into a folder."""
 
-    Raises:
-        ValueError: the step cannot be exported: its optimizer or some of its ops are PyTorch's, PyTorch draws its
-            random numbers, or it keeps tensors in attributes of the module, or writes to arguments.
-        StepRefused: no program can be captured for these inputs.
-        OSError: a file cannot be written, which the error names; a model that was there before is still whole.
+    micro_steps: int
+    optimizer: torch.optim.Optimizer
+    clip_norm: float
+    accumulation_steps: int
+    precision: str
+    _recipe: Recipe | Stepping
+    _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
 
-    Example::
+    def export(self, folder: Path, /, *args: Any, **kwargs: Any) -> None:
+        """Writes the step into a folder: model.onnx and state.safetensors.
 
-        step = caesura.compile_step(model, loss_fn, optimizer, dynamic=True)
-        caesura.export_step("step", step, inputs, targets)
-        # $ caesura train step --data train.npz --feed input=images --target labels
-        caesura.load_step("step", model, optimizer)
-    """
-    if isinstance(step.recipe, Stepping):
-        raise ValueError(f"{type(step.optimizer).__name__} is not part of the step: it cannot be exported")
-    folder = pathlib.Path(path)
-    program = step.capture(*args, **kwargs)
-    if program.is_parallel:
-        raise ValueError("the step exchanges values between ranks, each of which has its part of the parameters: it cannot be exported")
-    left = calls_pytorch(program.forward)
-    if left:
-        raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
-    if program.draws:
-        drawn = sorted({str(draw.target) for draw in program.draws})
-        raise ValueError(f"PyTorch draws the step's random numbers ({', '.join(drawn)}): it cannot be exported")
-    if program.kept:
-        raise ValueError("the step leaves tensors in attributes of the module or in arguments, which no file has: it cannot be exported")
-    recipe = step.recipe
-    groups = recipe.groups_of(program.trained)
-    rates = [coefficients["learning_rate"] for _, _, coefficients in groups]
-    rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
-    groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
-              for (names, name, coefficients), own in zip(groups, rates)]
-    facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
-             "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
-             "trainable": program.trained, "clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
-             "precision": step.precision}
-    model = program.model()
-    model.producer_name = "caesura"
-    model.metadata_props.add(key=_METADATA, value=json.dumps(facts))
-    folder.mkdir(parents=True, exist_ok=True)
-    target = (folder / "model.onnx").resolve()  # a link stays, and what it leads to is replaced
-    whole = target.with_name(".model.onnx.part")
-    try:
-        onnx.save(model, whole)
-        os.replace(whole, target)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, os.fspath(target)) from error
-    finally:
-        whole.unlink(missing_ok=True)
-    program.session.learning_rate = rate
-    program.session.set_position(program.updates(), step.micro_steps)
-    program.session.save(os.fspath(folder / "state.safetensors"))
+        A C++ program (training/session/exported_step.h), `caesura train` or TrainingSession.open() goes on with it; nothing in
+        the folder needs PyTorch. The model's inputs have the names of the forward's parameters, and "target" for what the loss
+        function compares with; its output is "loss". An existing step in the folder is replaced, the model first.
+
+        Args:
+            folder: it is made if it is not there.
+            *args: inputs as for a call of the step. They only tell dtypes and shapes (with dynamic=True sizes become
+                symbols); nothing is trained.
+            **kwargs: likewise.
+
+        Raises:
+            ValueError: the step cannot be exported: its optimizer or some of its ops are PyTorch's, PyTorch draws its
+                random numbers, or it keeps tensors in attributes of the module, or writes to arguments.
+            StepRefused: no program can be captured for these inputs.
+            OSError: a file cannot be written, which the error names; a model that was there before is still whole.
+
+        Example::
+
+            step = caesura.compile_step(model, loss_fn, optimizer, dynamic=True)
+            step.export("step", inputs, targets)
+            # $ caesura train step --data train.npz --feed input=images --target labels
+            caesura.load("step", model, optimizer)
+        """
+        if isinstance(self._recipe, Stepping):
+            raise ValueError(f"{type(self.optimizer).__name__} is not part of the step: it cannot be exported")
+        into = pathlib.Path(folder)
+        program = self._capture_call(args, kwargs).program
+        if program.is_parallel:
+            raise ValueError("the step exchanges values between ranks, each of which has its part of the parameters: it cannot be exported")
+        left = calls_pytorch(program.forward)
+        if left:
+            raise ValueError(f"the step calls {', '.join(left)}, which PyTorch alone computes: it cannot be exported")
+        if program.draws:
+            drawn = sorted({str(draw.target) for draw in program.draws})
+            raise ValueError(f"PyTorch draws the step's random numbers ({', '.join(drawn)}): it cannot be exported")
+        if program.kept:
+            raise ValueError("the step leaves tensors in attributes of the module or in arguments, which no file has: it cannot be "
+                             "exported")
+        recipe = self._recipe
+        groups = recipe.groups_of(program.trained)
+        rates = [coefficients["learning_rate"] for _, _, coefficients in groups]
+        rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
+        groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
+                  for (names, name, coefficients), own in zip(groups, rates)]
+        facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
+                 "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
+                 "trainable": program.trained, "clip_norm": float(self.clip_norm), "accumulation_steps": self.accumulation_steps,
+                 "precision": self.precision}
+        model = program.model()
+        model.producer_name = "caesura"
+        model.metadata_props.add(key=_METADATA, value=json.dumps(facts))
+        into.mkdir(parents=True, exist_ok=True)
+        target = (into / "model.onnx").resolve()  # a link stays, and what it leads to is replaced
+        whole = target.with_name(".model.onnx.part")
+        try:
+            onnx.save(model, whole)
+            os.replace(whole, target)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, os.fspath(target)) from error
+        finally:
+            whole.unlink(missing_ok=True)
+        program.session.learning_rate = rate
+        program.session.set_position(program.updates(), self.micro_steps)
+        program.session.save(os.fspath(into / "state.safetensors"))
 
 
 @torch.no_grad()
-def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
-              loss_fn: torch.nn.Module | None = None) -> int:
+def load(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
+         loss_fn: torch.nn.Module | None = None) -> int:
     """Copies what was trained in an exported step back into the module, and into the optimizer's state.
 
     Args:
-        path: the folder.
+        folder: the folder.
         module: the module that the step was compiled from, or one with the same parameters.
         optimizer: its optimizer; None leaves optimizer state out.
         loss_fn: its loss, if that has parameters.
@@ -105,7 +130,7 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
 
     Example::
 
-        updates = caesura.load_step("step", model, optimizer)
+        updates = caesura.load("step", model, optimizer)
     """
     from safetensors import safe_open
 
@@ -121,10 +146,10 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
         else:
             writes.append((target, value))
 
-    with safe_open(pathlib.Path(path) / "state.safetensors", framework="pt") as file:
+    with safe_open(pathlib.Path(folder) / "state.safetensors", framework="pt") as file:
         counted = (file.metadata() or {}).get("property/session.updates")
         if counted is None:
-            raise ValueError(f"{pathlib.Path(path) / 'state.safetensors'} is no step's: it does not tell the number of updates")
+            raise ValueError(f"{pathlib.Path(folder) / 'state.safetensors'} is no step's: it does not tell the number of updates")
         updates = int(counted.removeprefix("int:"))
         states = {}
         for key in file.keys():
@@ -156,4 +181,3 @@ def load_step(path, module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
             else:
                 state["step"] = torch.tensor(float(updates), device="cpu")
     return updates
-

@@ -12,7 +12,7 @@ from caesura.runtime.step_ranks import StepRanks
 class Ranked:
     """The part of a CompiledStep that all of its ranks call together."""
 
-    ranks: StepRanks
+    _ranks: StepRanks
     optimizer: torch.optim.Optimizer
     _open_again: Callable
 
@@ -26,7 +26,7 @@ class Ranked:
 
             step.regroup(torch.distributed.new_group(survivors, use_local_synchronization=True))
         """
-        self.ranks.regroup(self, group)
+        self._ranks.regroup(self, group)
         self._open_again()
 
     def gather_state(self) -> None:
@@ -44,4 +44,4 @@ class Ranked:
             if torch.distributed.get_rank() == 0:
                 torch.save(optimizer.state_dict(), "optimizer.pt")
         """
-        self.ranks.gather_state(self.optimizer)
+        self._ranks.gather_state(self.optimizer)

@@ -10,7 +10,7 @@ from caesura.errors import StepRefused
 
 def refuse_hooks(step) -> None:
     """Refuses hooks that PyTorch's backward would call and the program would not."""
-    hooked = [step.names[id(p)] for group in step.optimizer.param_groups for p in group["params"]
+    hooked = [step._names[id(p)] for group in step.optimizer.param_groups for p in group["params"]
               if has_hooks(p) or has_accumulation_hooks(p)]
     if hooked:
         raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")

@@ -5,12 +5,14 @@ import json
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from caesura import _core
 from caesura.errors import Suspended
 from caesura.runtime.optimizers import Recipe
+from caesura.runtime.step_program import Captured
 
 _FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
 _NEVER = 2**31 - 1
@@ -28,18 +30,18 @@ class Suspendable(_core.StepCalls):
     _window: frozenset
     _loss_scale: float
     _waits: bool
-    programs: list  # of CompiledStep, as all that follows
-    recipe: Recipe
+    _programs: list  # of CompiledStep, as all that follows
+    _recipe: Recipe
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
     accumulation_steps: int
-    capture: Callable
+    _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
 
     def __init__(self):
         super().__init__()
         self._flag, self._deadline, self._stop_at = _core.SuspendFlag(), None, _NEVER
 
-    def prepare(self, program) -> None:
+    def _prepare(self, program) -> None:
         """Gives a program that was just opened the settings of the step."""
         session = program.session
         if not program.leaves_results:
@@ -48,7 +50,7 @@ class Suspendable(_core.StepCalls):
             if self._deadline is not None:
                 session.suspend_after(self._deadline - time.monotonic())
 
-    def refuse_to_begin(self) -> None:
+    def _refuse_to_begin(self) -> None:
         """Raises Suspended if a call is to stop, for a program that cannot stop among its nodes."""
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if self.suspend or is_late or self._stop_at != _NEVER:
@@ -61,7 +63,7 @@ class Suspendable(_core.StepCalls):
             raise ValueError("a step waits; resume() or drop() first")
 
     def _sessions(self) -> list:
-        return [p.session for p in self.programs if p.session is not None and not p.leaves_results]
+        return [p.session for p in self._programs if p.session is not None and not p.leaves_results]
 
     @property
     def suspend(self) -> bool:
@@ -117,7 +119,7 @@ class Suspendable(_core.StepCalls):
     def _waiting(self):
         if not self._waits:
             raise ValueError("no step waits")
-        return next(p for p in self.programs if p.session is not None and p.session.suspended)
+        return next(p for p in self._programs if p.session is not None and p.session.suspended)
 
     @torch.no_grad()
     def resume(self) -> torch.Tensor:
@@ -180,10 +182,10 @@ class Suspendable(_core.StepCalls):
 
             step.save("run.ckpt", {"batch": 17})
         """
-        opened = [p for p in self.programs if p.session is not None]
+        opened = [p for p in self._programs if p.session is not None]
         if not opened:
             raise ValueError("nothing to save: the step has not run")
-        if not isinstance(self.recipe, Recipe):
+        if not isinstance(self._recipe, Recipe):
             raise ValueError(f"{type(self.optimizer).__name__} is not part of the step: save the module's and the optimizer's "
                              "state_dict(), between calls")
         program = self._waiting() if self._waits else opened[-1]
@@ -195,9 +197,9 @@ class Suspendable(_core.StepCalls):
             program.session.set_position(program.updates(), self.micro_steps)
         is_first = self.micro_steps % self.accumulation_steps == 0
         facts = {"version": 1, "micro_steps": self.micro_steps,
-                 "counts": {names[id(p)]: float(self.recipe.count(p)) for p in program.learners},
+                 "counts": {names[id(p)]: float(self._recipe.count(p)) for p in program.learners},
                  "counters": {name: int(self.module.get_buffer(name)) for name in self._counters(program)},
-                 "coefficients": [[_at(group, place) for place in self.recipe.places()] for group in self.optimizer.param_groups],
+                 "coefficients": [[_at(group, place) for place in self._recipe.places()] for group in self.optimizer.param_groups],
                  "window": [] if is_first else sorted(names[i] for i in self._window),
                  "loss_scale": self._loss_scale, "random": bytes(torch.get_rng_state().tolist()).hex()}
         program.session.save(os.fspath(path), (properties or {}) | {_FACTS: json.dumps(facts)})
@@ -237,29 +239,29 @@ class Suspendable(_core.StepCalls):
                 loss = step.resume()
         """
         facts = _read_facts(os.fspath(path))
-        program = self.capture(*args, **kwargs)
+        program = self._capture_call(args, kwargs).program
         names = {name: p for name, _, p in program.bound}
         learners = {name for name, p in names.items() if id(p) in program.learning}
-        groups, places = self.optimizer.param_groups, self.recipe.places()
+        groups, places = self.optimizer.param_groups, self._recipe.places()
         if facts["counts"].keys() != learners or facts["counters"].keys() != set(self._counters(program)) or \
                 [len(row) for row in facts["coefficients"]] != [len(places)] * len(groups) or not learners.issuperset(facts["window"]):
             raise ValueError(f"checkpoint '{os.fspath(path)}' does not fit the step: it trains other parameters, or in other groups")
         properties = program.session.restore(os.fspath(path))
         del properties[_FACTS]
         self._calls, self._waits = [], program.session.suspended
-        self.programs = [p for p in self.programs if p.is_captured]
-        for other in self.programs:  # one of them may have held a step among its updates
+        self._programs = [p for p in self._programs if p.is_captured]
+        for other in self._programs:  # one of them may have held a step among its updates
             if other is not program:
                 other.session = None
         self.micro_steps, self._loss_scale = facts["micro_steps"], facts["loss_scale"]
         self._window = frozenset(id(names[name]) for name in facts["window"])
         for name, count in facts["counts"].items():
-            self.recipe.count(names[name]).fill_(count)
+            self._recipe.count(names[name]).fill_(count)
         for name, count in facts["counters"].items():
             self.module.get_buffer(name).fill_(count)
         for group, row in zip(groups, facts["coefficients"]):
             for place, value in zip(places, row):
-                _put(group, place, value)
+                put_option(group, place, value)
         torch.set_rng_state(facts["random"])
         return properties
 
@@ -290,7 +292,8 @@ def _at(group, place) -> float:
     return float(group[key] if index < 0 else group[key][index])
 
 
-def _put(group, place, value):
+def put_option(group, place, value):
+    """Sets an option of an optimizer's group. place: (key, index in a tuple or -1, anything)."""
     key, index, _ = place
     if index >= 0:
         group[key] = tuple(value if i == index else old for i, old in enumerate(group[key]))

@@ -27,7 +27,7 @@ class DebugOptions:
     """onnxruntime's options for looking into ORTModule.
 
     log_level: of the logger "caesura".
-    save_onnx, onnx_prefix: not taken, with a warning; caesura.export_step writes a whole step as ONNX.
+    save_onnx, onnx_prefix: not taken, with a warning; compile_step(...).export() writes a whole step as ONNX.
     """
 
     log_level: LogLevel = LogLevel.WARNING
@@ -36,7 +36,7 @@ class DebugOptions:
 
     def __post_init__(self):
         if self.save_onnx:
-            warnings.warn("save_onnx is not taken: caesura.export_step writes a whole step as ONNX", stacklevel=3)
+            warnings.warn("save_onnx is not taken: compile_step(...).export() writes a whole step as ONNX", stacklevel=3)
 
 
 class ORTModule(torch.nn.Module):

@@ -22,7 +22,7 @@ def find_sources(owner, ran, loss, args, kwargs):
     """Where the tensors are that a call's program has run with: (name, path or tensor). Raises Detour if calls like this one
     must go through Dynamo. ran: the program, the tensors by name, its counters, its loss; None if none ran."""
     program, feeds, _, returned = ran or (None, {}, (), None)
-    if not isinstance(owner.recipe, Recipe):
+    if not isinstance(owner._recipe, Recipe):
         raise Detour("PyTorch does the optimizer's update", "")  # which is told of
     if program is not None and program.is_parallel:
         raise Detour("it exchanges values with other ranks", "")
@@ -69,13 +69,13 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     for counter, _ in counters:
         watch.tensor(counter, True)
     program.watch(watch)
-    _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner.recipe.places()})
+    _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner._recipe.places()})
     for parameter in program.learners:
         watch.unhooked(parameter)
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
     return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, list(groups),
-                          owner.recipe.places(),
-                          program.counts(), owner.recipe.counts_matter, program.learning, owner.accumulation_steps,
+                          owner._recipe.places(),
+                          program.counts(), owner._recipe.counts_matter, program.learning, owner.accumulation_steps,
                           list(counters), [value for _, _, value in program.bound if id(value) not in program.learning],
                           SEED if program.random else None, program.gpu)
 

@@ -29,11 +29,11 @@ SEED = torch.empty((), dtype=torch.int64, device=CPU)
 
 
 class Captured(Exception):
-    """Ends a call that was made only to get `program`, before the call has done anything."""
+    """Ends a call that was made only to get its program, before the call has done anything. values: of the program's inputs."""
 
-    def __init__(self, program):
+    def __init__(self, program, values):
         super().__init__()
-        self.program = program
+        self.program, self.values = program, values
 
 
 class StepProgram:
@@ -59,14 +59,14 @@ class StepProgram:
 
     def open(self, forward: onnx.ModelProto, bound):
         """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself."""
-        owner, recipe = self.owner, self.owner.recipe
+        owner, recipe = self.owner, self.owner._recipe
         self.forward, self.bound = forward, bound
         self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
         self.learners = [value for _, _, value in bound if id(value) in recipe.trained]
         self.learning = frozenset(map(id, self.learners))
         device = bound[0][2].device
         self.gpu = None if device == CPU else open_gpu(device)[0]
-        among = owner.ranks.arguments(device, self.gpu)
+        among = owner._ranks.arguments(device, self.gpu)
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
@@ -82,7 +82,7 @@ class StepProgram:
             if among["communicator"] is not None and among["join_ranks"]:
                 self._take_joined()
         self._watch = None
-        owner.prepare(self)
+        owner._prepare(self)
         self.rebind()
         self.random = any(map(draws_in_run, with_bodies(forward.graph.node)))
 
@@ -114,10 +114,10 @@ class StepProgram:
         try:
             for name, _, value in self.bound:
                 self._bind(name, value)
-                for what, tensor in owner.recipe.bindings(value, is_divided).items() if id(value) in self.learning else ():
+                for what, tensor in owner._recipe.bindings(value, is_divided).items() if id(value) in self.learning else ():
                     self._bind(f"{what}.{name}", tensor)
             if is_divided:
-                owner.ranks.shards.bind(self, owner.optimizer)
+                owner._ranks.shards.bind(self, owner.optimizer)
         except ValueError as error:
             raise StepRefused(str(error)) from None
         self._watch = _core.Watch()
@@ -138,21 +138,21 @@ class StepProgram:
         """Adds to a _core.Watch all that rebind() depends on."""
         for _, _, value in self.bound:
             watch.tensor(held(value), True)
-        self.owner.recipe.watch(watch, self.learners)
+        self.owner._recipe.watch(watch, self.learners)
 
     def counts(self) -> list:
         """The tensors that count the updates of each of the program's parameters."""
-        return [self.owner.recipe.count(parameter) for parameter in self.learners]
+        return [self.owner._recipe.count(parameter) for parameter in self.learners]
 
     def updates(self) -> int:
         """The number of updates, if it is the same for all parameters."""
-        return int(self.owner.recipe.count(self.learners[0]))
+        return int(self.owner._recipe.count(self.learners[0]))
 
     def ended(self):
         """Counts a step that has come to its end."""
         owner = self.owner
         owner.micro_steps += 1
-        owner.recipe.end(self, owner.micro_steps, owner._window)
+        owner._recipe.end(self, owner.micro_steps, owner._window)
         for counter, count in self.counted:
             counter.add_(count)
 
@@ -193,7 +193,7 @@ class CapturedStep(StepProgram):
     @torch.no_grad()
     def __call__(self, *values):
         owner = self.owner
-        owner.check_optimizer()
+        owner._check_optimizer()
         if self.session is None:
             self._open(values)
         positions = {name: position for name, position, _ in self.bound}
@@ -201,28 +201,26 @@ class CapturedStep(StepProgram):
         self.rebind()
         self.counted = [(values[position], count) for position, count in self.counters]
         if owner._capturing:
-            raise Captured(self)
+            raise Captured(self, values)
         if self.leaves_results:
-            owner.refuse_to_begin()
-        if not owner.join_window(self):
+            owner._refuse_to_begin()
+        if not owner._join_window(self):
             self._open(values)  # for an optimizer that PyTorch steps
-            owner.join_window(self)
+            owner._join_window(self)
         for name, written, given in self.apart:
             if share_memory(values[written], values[given]):
                 raise StepRefused(f"an argument of this call lies in the memory of '{name}', which the step writes to: "
                                   "hand over a copy")
         session = self.session
-        owner.recipe.begin(self, owner.micro_steps)
-        feeds = {name: as_real(values[i]) for name, i in self.feeds}
-        sizes = sizes_of(self.placeholders, values) if self.draws else {}
-        drawn = {draw.name: draw(sizes) for draw in self.draws}
+        owner._recipe.begin(self, owner.micro_steps)
+        feeds = self.feeds_of(values)
         if self.random:  # after the draws, as a StepCall has it
             session.draw_next_by(int(SEED.random_()))
         began = time.perf_counter()
         if self.gpu:
             self.gpu.wait_for_torch()
         try:
-            loss = session.step(feeds | drawn)
+            loss = session.step(feeds)
         finally:
             owner._waits = session.suspended
         if self.gpu:
@@ -232,8 +230,14 @@ class CapturedStep(StepProgram):
         self.ended()
         for position, kept in self.handed_back:
             values[position].copy_(kept)
-        owner._ran = self, feeds, self.counted, torch.tensor(loss, dtype=self.dtype, device=CPU)
+        fed = {name: feeds[name] for name, _ in self.feeds}
+        owner._ran = self, fed, self.counted, torch.tensor(loss, dtype=self.dtype, device=CPU)
         return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
+
+    def feeds_of(self, values) -> dict:
+        """The session's feeds for a call's values. It draws from PyTorch's generator what the program's draws are fed."""
+        sizes = sizes_of(self.placeholders, values) if self.draws else {}
+        return {name: as_real(values[i]) for name, i in self.feeds} | {draw.name: draw(sizes) for draw in self.draws}
 
     def _open(self, values):
         with unset_fake_temporarily(), CPU:  # constants are made there, whatever the user's default device
@@ -242,15 +246,15 @@ class CapturedStep(StepProgram):
     def _import(self, values):
         owner = self.owner
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
-        recipe = owner.recipe
+        recipe = owner._recipe
         inputs = input_names(owner.module, owner.loss_fn is not None, *owner._inputs)
-        name_of = {id(v): owner.names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
+        name_of = {id(v): owner._names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)
             self.leaves_results |= bool(self.arguments)
             self.is_kept &= not self.arguments
         kept, writes, norms = self._writes
-        groups, self.rank_parts = owner.ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
+        groups, self.rank_parts = owner._ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
         has_dtensors = any(is_dtensor(v) for _, _, v in tensors)
         self.is_parallel |= has_dtensors
         bound, names, self.feeds, self.constants = [], {}, [], []
@@ -263,7 +267,7 @@ class CapturedStep(StepProgram):
                 bound.append((name, i, value))
             else:
                 self.feeds.append((name, i))
-                if id(value) in owner.names:
+                if id(value) in owner._names:
                     self.constants.append((name, value))
         try:
             importer = self.make_importer(groups=groups)
@@ -280,7 +284,7 @@ class CapturedStep(StepProgram):
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
         self.constants = [(name, value) for name, value in self.constants if name in read]
         bound = [(name, i, value) for name, i, value in bound if name in read]
-        given = [i for _, i in self.feeds if isinstance(values[i], torch.Tensor) and id(values[i]) not in owner.names]
+        given = [i for _, i in self.feeds if isinstance(values[i], torch.Tensor) and id(values[i]) not in owner._names]
         self.apart = [(name_of[id(values[i])], i, j) for i, _ in self.written for j in given if i != j]
         keep_inputs(model, read)
         if not any(id(value) in recipe.trained for _, _, value in bound):
@@ -288,7 +292,7 @@ class CapturedStep(StepProgram):
         try:
             if self.is_parallel:
                 draws = self.draws or any(map(draws_in_run, with_bodies(model.graph.node)))
-                owner.ranks.refuse_parallel(bool(draws) and has_dtensors, bound[0][2].device)
+                owner._ranks.refuse_parallel(bool(draws) and has_dtensors, bound[0][2].device)
             self.open(model, bound)
         except NotImplementedError as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
@@ -297,7 +301,7 @@ class CapturedStep(StepProgram):
     def _written(self, values, names):
         """The placeholders of buffers that the program writes to; what it leaves in them, (name, node) each; and the batch
         norms whose statistics the session writes itself. Sets `counters`, the buffers that it does not know of."""
-        trained = self.owner.recipe.trained
+        trained = self.owner._recipe.trained
         kept = {id(b) for b in self.owner.module.buffers()}
         kept |= {id(p) for p in self.owner.module.parameters() if id(p) not in trained}  # a momentum encoder's
         written = {self.placeholders[position]: result for position, result in self.written}

@@ -101,7 +101,7 @@ class StepRanks:
         if self._has_parts:
             raise ValueError("ranks have parts of the parameters, and the part of a rank that was lost is gone: make the module and "
                              "the step again, and load the last state")
-        if any(program.is_parallel for program in step.programs):
+        if any(program.is_parallel for program in step._programs):
             raise ValueError("the forward exchanges values between the ranks that the module was captured with: make the module and "
                              "the step again, and load the last state")
         if self.shards.is_divided:

@@ -3,14 +3,17 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Optional
 
 from caesura import _core
+from caesura.optim import AdamW, Optimizer
 from caesura.ranks import Ranks, communicator
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
+from caesura.typing import Array, Commit, Feeds, Loss, Model, OnFailure, Path, Plan, Precision, Properties, Providers, Schedule
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,8 +34,7 @@ class TrainingSession(FallsBack):
         target: the name of the input that the loss compares with.
         prediction: the output that the loss takes; "" is the first one.
         class_axis: for cross_entropy, the axis of the scores that holds the classes; below 0 from the end.
-        optimizer: "sgd", "adam", "adamw", "lamb", "lion", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam",
-            "asgd", "rprop", "adafactor" or "muon".
+        optimizer: one of caesura.optim, with PyTorch's names and defaults.
         trainable: names of initializers to train; '*' matches anything. Empty: all floating weights that a gradient of
             the loss reaches, except running statistics and what torch.onnx.export has marked as a buffer. Scales of
             quantization and of Resize are no weights.
@@ -73,8 +75,6 @@ class TrainingSession(FallsBack):
             always come last. With CUDAExecutionProvider, parameters and optimizer state are in the GPU's memory where
             their updates have kernels there.
         provider_options: one dict for each provider.
-        **coefficients: the optimizer's own, with PyTorch's meaning and defaults: learning_rate, beta1, beta2, epsilon,
-            weight_decay, momentum, ...
 
     Raises:
         ValueError: an option, a name or the model is not as it should be; all problems are listed.
@@ -85,25 +85,26 @@ class TrainingSession(FallsBack):
     Example::
 
         session = caesura.TrainingSession("net.onnx", loss="cross_entropy", target="labels",
-                                          optimizer="adamw", learning_rate=1e-3, weight_decay=0.1)
+                                          optimizer=caesura.optim.AdamW(lr=1e-3, weight_decay=0.1))
         loss = session.step({"images": images, "labels": labels})
         session.export("trained.onnx")
     """
 
-    def __init__(self, model, *, loss: str = "cross_entropy", target: str = "target", prediction: str = "",
-                 class_axis: int = 1, optimizer: str = "adamw", trainable: Sequence[str] = (),
+    def __init__(self, model: Model, *, loss: Loss = "cross_entropy", target: str = "target", prediction: str = "",
+                 class_axis: int = 1, optimizer: Optimizer = AdamW(), trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
-                 commit: str = "late", undo: bool = False, on_failure: str = "stop",
-                 retries: int = 1, parts: int = 2, precision: str = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
-                 keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: str = "constant",
-                 total_steps: int = 0, warmup_steps: int = 0, ranks: Ranks = Ranks(),
-                 threads: int = 0, seed: int = 0, custom_ops: Optional[CustomOps] = None,
-                 providers: Sequence = (CPU,), provider_options: Optional[Sequence[dict]] = None, **coefficients):
+                 commit: Commit = "late", undo: bool = False, on_failure: OnFailure = "stop", retries: int = 1, parts: int = 2,
+                 precision: Precision = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
+                 keep_gradients: bool = False, keep_outputs: Sequence[str] = (), schedule: Schedule = "constant",
+                 total_steps: int = 0, warmup_steps: int = 0, ranks: Ranks = Ranks(), threads: int = 0, seed: int = 0,
+                 custom_ops: Optional[CustomOps] = None, providers: Providers = (CPU,),
+                 provider_options: Optional[Sequence[dict[str, Any]]] = None) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is one of caesura.optim, such as caesura.optim.AdamW(lr=1e-3), got {optimizer!r}")
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
             "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
-            "optimizer": optimizer, "groups": [], "fed": [],
-            "coefficients": {k: float(v) for k, v in coefficients.items()},
+            "optimizer": type(optimizer).__name__.lower(), "groups": [], "fed": [], "coefficients": optimizer._coefficients(),
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
             "clip_norm": float(clip_norm),
             "accumulation_steps": accumulation_steps, "commit": commit, "undo": undo, "on_failure": on_failure,
@@ -117,7 +118,7 @@ class TrainingSession(FallsBack):
             "providers": native_providers(named_providers(providers, provider_options)),
         })
 
-    def step(self, feeds: dict) -> float:
+    def step(self, feeds: Feeds) -> float:
         """Runs one step, or one micro-step where gradients are accumulated; returns the loss before the update.
 
         Raises:
@@ -125,7 +126,7 @@ class TrainingSession(FallsBack):
         """
         return self._session.step(feeds)
 
-    def accumulate(self, feeds: dict) -> float:
+    def accumulate(self, feeds: Feeds) -> float:
         """Runs a micro-step that only adds its gradients; returns the loss. Needs accumulation_steps=0."""
         return self._session.accumulate(feeds)
 
@@ -156,7 +157,7 @@ class TrainingSession(FallsBack):
     @property
     def suspend(self) -> bool:
         """Suspends the step that runs now and all later ones before their next node, once it is set to True (from any
-        thread): step(), accumulate() and resume_step() raise Suspended, and the step waits. So do evaluate() and
+        thread): step(), accumulate() and resume() raise Suspended, and the step waits. So do evaluate() and
         predict(), which leave nothing. False lets calls run again.
         """
         return self._session.suspend
@@ -165,7 +166,7 @@ class TrainingSession(FallsBack):
     def suspend(self, value: bool) -> None:
         self._session.suspend = value
 
-    def suspend_on(self, *signals: int):
+    def suspend_on(self, *signals: int) -> AbstractContextManager[Any]:
         """Sets `suspend` when the process gets one of these signals, within a `with` block.
 
         A handler of Python's own runs only between steps; this one stops a step within one node.
@@ -190,35 +191,35 @@ class TrainingSession(FallsBack):
         """Suspends the step that runs so many seconds from now, and all later ones; None: no more."""
         self._session.suspend_after(seconds)
 
-    def suspend_at(self, step: int) -> None:
-        """Suspends the next step, or the rest of the one that waits, before this step of its plan (see plan())."""
-        self._session.suspend_at(step)
+    def suspend_at(self, node: int, /) -> None:
+        """Suspends the next step, or the rest of the one that waits, before this node of its plan, counted from 0 (see plan())."""
+        self._session.suspend_at(node)
 
     @property
-    def failures(self) -> dict:
+    def failures(self) -> dict[str, int | str]:
         """The failures so far: "failed" steps, "skipped" batches, steps "retried" and "saved" thereby, the "last"
         failure as text."""
         return self._session.failures
 
     @property
-    def inconsistent(self) -> list:
+    def inconsistent(self) -> list[str]:
         """Names of what a lost step has written to (commit="eager-consume" without `undo`). Until restore() no step runs."""
         return self._session.inconsistent
 
     @property
     def suspended(self) -> bool:
-        """True if a step waits. Until resume_step() or drop_step() no other one begins and no parameter is set.
+        """True if a step waits. Until resume() or drop() no other one begins and no parameter is set.
 
         save() writes the step too, and restore() takes it up, in another process if need be.
         """
         return self._session.suspended
 
     @property
-    def step_differences(self) -> list:
+    def step_differences(self) -> list[str]:
         """The ways in which the step that waits may round otherwise than in the session that began it; empty where it may not."""
         return self._session.step_differences()
 
-    def resume_step(self) -> float:
+    def resume(self) -> float:
         """Goes on with the step that waits, to its end; returns what step() would have returned.
 
         Raises:
@@ -227,7 +228,7 @@ class TrainingSession(FallsBack):
         """
         return self._session.resume_step()
 
-    def drop_step(self) -> None:
+    def drop(self) -> None:
         """Gives up the step that waits; nothing was changed by it, unless it waits among its updates without `undo`.
 
         Raises:
@@ -236,7 +237,7 @@ class TrainingSession(FallsBack):
         """
         self._session.drop_step()
 
-    def profile_step(self, feeds: dict, trace="") -> str:
+    def profile_step(self, feeds: Feeds, trace: Path = "") -> str:
         """Runs one step under the profiler; returns a table of time and bytes by op type, the slowest first.
 
         Args:
@@ -245,7 +246,7 @@ class TrainingSession(FallsBack):
         """
         return self._session.profile_step(feeds, os.fspath(trace))
 
-    def report(self, path, feeds: dict, title: str = "training step") -> float:
+    def report(self, path: Path, feeds: Feeds, title: str = "training step") -> float:
         """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
         what to try first, and loss and learning rate of the updates so far.
 
@@ -267,18 +268,18 @@ class TrainingSession(FallsBack):
         """
         return self._session.report(feeds, os.fspath(path), title)
 
-    def evaluate(self, feeds: dict) -> tuple:
+    def evaluate(self, feeds: Feeds) -> tuple[float, list[Any]]:
         """Runs forward and loss in evaluation mode; returns (loss, list of the model's outputs). Nothing changes."""
         loss, outputs = self._session.evaluate(feeds)
         torch = holds_torch(feeds.values())
         return loss, [from_value(value, torch) for value in outputs]
 
-    def predict(self, feeds: dict) -> list:
+    def predict(self, feeds: Feeds) -> list[Any]:
         """Runs the forward in evaluation mode; returns the list of the model's outputs."""
         torch = holds_torch(feeds.values())
         return [from_value(value, torch) for value in self._session.predict(feeds)]
 
-    def parameters(self, frozen: bool = False) -> dict:
+    def parameters(self, frozen: bool = False) -> dict[str, Any]:
         """Returns copies of the trained parameters and running statistics, by the model's names.
 
         Args:
@@ -287,7 +288,7 @@ class TrainingSession(FallsBack):
         names = self._session.parameter_names() + (self._session.frozen_names() if frozen else [])
         return {name: from_value(self._session.parameter(name)) for name in names}
 
-    def set_parameter(self, name: str, value) -> None:
+    def set_parameter(self, name: str, value: Array) -> None:
         """Copies an array of the same dtype and shape into a parameter, a running statistic or a frozen initializer.
 
         Raises:
@@ -296,11 +297,11 @@ class TrainingSession(FallsBack):
         """
         self._session.set_parameter(name, to_value(value))
 
-    def gradients(self) -> dict:
+    def gradients(self) -> dict[str, Any]:
         """Returns the gradients of the last step, by the names of the trained parameters. Needs keep_gradients=True."""
         return dict(zip(self._session.parameter_names(), map(from_value, self._session.gradients())))
 
-    def outputs(self) -> dict:
+    def outputs(self) -> dict[str, Any]:
         """Returns the outputs of the last step that `keep_outputs` names."""
         return dict(zip(self._keep_outputs, map(from_value, self._session.kept_outputs())))
 
@@ -310,7 +311,7 @@ class TrainingSession(FallsBack):
         return self._session.updates
 
     @property
-    def memory(self) -> dict:
+    def memory(self) -> dict[str, int]:
         """The bytes that this rank keeps, known before the first step: "parameters", "gradients" and "optimizer_state".
         Activations are not among them.
         """
@@ -345,7 +346,7 @@ class TrainingSession(FallsBack):
     def terminate(self, value: bool) -> None:
         self._session.terminate = value
 
-    def save(self, path, properties: Optional[dict] = None) -> None:
+    def save(self, path: Path, properties: Optional[Properties] = None) -> None:
         """Writes a checkpoint (safetensors) with parameters, optimizer state, counters, and the step that waits. A crash
         leaves the old one or the new. With shard=1 all ranks call it, and rank 0 writes the file.
 
@@ -357,10 +358,10 @@ class TrainingSession(FallsBack):
 
             session.save("run.ckpt", {"epoch": 3, "batch": 17})
         """
-        self._session.save(os.fspath(path), properties or {})
+        self._session.save(os.fspath(path), dict(properties or {}))
 
-    def restore(self, path) -> dict:
-        """Goes on from a checkpoint; where a step waits in it, resume_step() ends that first.
+    def restore(self, path: Path, /) -> dict[str, int | float | str]:
+        """Goes on from a checkpoint; where a step waits in it, resume() ends that first.
 
         Returns:
             dict: the properties that save() was given.
@@ -371,7 +372,7 @@ class TrainingSession(FallsBack):
         """
         return self._session.restore(os.fspath(path))
 
-    def export(self, path, outputs: Sequence[str] = ()) -> None:
+    def export(self, path: Path, outputs: Sequence[str] = ()) -> None:
         """Writes the trained model as ONNX, in evaluation mode.
 
         Args:
@@ -380,35 +381,38 @@ class TrainingSession(FallsBack):
         """
         self._session.export(os.fspath(path), list(outputs))
 
-    def plan(self, feeds: dict) -> tuple:
-        """Returns (the step's plan as text, its arena in bytes) for feeds of these shapes. Nothing is run."""
-        return self._session.plan(feeds)
+    def plan(self, feeds: Feeds) -> Plan:
+        """Returns the Plan of a step for feeds of these shapes: its text, and the bytes of its arena. Nothing is run."""
+        return Plan(*self._session.plan(feeds))
 
+    @classmethod
+    def open(cls, folder: Path, *, threads: int = 0, seed: int = 0) -> "TrainingSession":
+        """Opens a step that CompiledStep.export() has written, where it was when it was written or saved last.
 
-def open_step(path, *, threads: int = 0, seed: int = 0) -> TrainingSession:
-    """Opens a step that export_step() has written, where it was when it was written or saved last.
+        Loss, optimizer, groups, clipping and accumulation are the folder's own.
 
-    Loss, optimizer, groups, clipping and accumulation are the folder's own.
+        Args:
+            folder: the folder.
+            threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+            seed: seeds dropout and other random ops.
 
-    Args:
-        path: the folder.
-        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
-        seed: seeds dropout and other random ops.
+        Returns:
+            TrainingSession: the session; its save() into the folder's state.safetensors is read back by caesura.load().
 
-    Returns:
-        TrainingSession: the session; its save() into the folder's state.safetensors is read back by load_step().
+        Raises:
+            FileNotFoundError: the folder holds no step.
+            ValueError: entries of the folder are not as they should be; they are named.
 
-    Raises:
-        FileNotFoundError: the folder holds no step.
-        ValueError: entries of the folder are not as they should be; they are named.
+        Example::
 
-    Example::
+            session = caesura.TrainingSession.open("step")
+            loss = session.step({"input": images, "target": labels})
+            session.save("step/state.safetensors")
+        """
+        session = cls.__new__(cls)
+        session._keep_outputs = ()
+        session._session = _core.Training.open_step(os.fspath(folder), threads, seed)
+        return session
 
-        session = caesura.open_step("step")
-        loss = session.step({"input": images, "target": labels})
-        session.save("step/state.safetensors")
-    """
-    session = TrainingSession.__new__(TrainingSession)
-    session._keep_outputs = ()
-    session._session = _core.Training.open_step(os.fspath(path), threads, seed)
-    return session
+    def __repr__(self) -> str:
+        return f"TrainingSession({len(self._session.parameter_names())} trained parameters, {self.updates} updates)"

@@ -12,8 +12,9 @@ def capture(system, folder, job):
 
 
 def load(system, folder, job):
-    session = caesura.TrainingSession(str(folder / "model.onnx"), target="target", class_axis=-1, optimizer="adamw",
+    a = job["adamw"]
+    optimizer = caesura.optim.AdamW(a["learning_rate"], (a["beta1"], a["beta2"]), a["epsilon"], a["weight_decay"])
+    session = caesura.TrainingSession(str(folder / "model.onnx"), target="target", class_axis=-1, optimizer=optimizer,
                                       commit="eager-consume" if system == "caesura-early" else "late",
-                                      threads=job["threads"], precision="bf16" if job["bfloat16"] else "fp32",
-                                      **job["adamw"])
+                                      threads=job["threads"], precision="bf16" if job["bfloat16"] else "fp32")
     return session.step, lambda x, y: ({"x": x, "target": y},)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiled step tells of itself: its plan, its memory, its loss on other data, and a page about a call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from caesura.frontends.suspendable import put_option
+from caesura.frontends.wrap import wrap
+from caesura.reports import recorded, write_page
+from caesura.runtime.step_program import Captured, StepProgram
+from caesura.typing import Path, Plan
+
+
+class Measured:
+    """The part of a CompiledStep that reads it; the names are a TrainingSession's."""
+
+    micro_steps: int
+    module: torch.nn.Module
+    loss_fn: Callable[..., Any] | None
+    optimizer: torch.optim.Optimizer
+    accumulation_steps: int
+    dynamic: bool | None
+    _programs: list[StepProgram]
+    _calls: list[Any]
+    _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
+    _evaluated: torch.nn.Module | None = None
+
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Does what a call of the step does, under a TrainingSession's name for it."""
+        loss: torch.Tensor = self(*args, **kwargs)  # type: ignore[operator]
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+        """Runs forward and loss in evaluation mode. Nothing is trained, and buffers stay.
+
+        The forward runs as in caesura.wrap(module), the loss function in PyTorch. With ranks each has the loss of its own
+        batch.
+
+        Args:
+            *args: as for the step itself.
+            **kwargs: likewise.
+
+        Returns:
+            tuple: (loss, output of the module).
+
+        Example::
+
+            loss, scores = step.evaluate(inputs, targets)
+        """
+        roots = [root for root in (self.module, self.loss_fn) if isinstance(root, torch.nn.Module)]
+        parts = [(part, part.training) for root in roots for part in root.modules()]
+        if self._evaluated is None:
+            self._evaluated = wrap(self.module, dynamic=self.dynamic)
+        try:
+            for part, _ in parts:
+                part.training = False
+            output = self._evaluated(*(args if self.loss_fn is None else args[:-1]), **kwargs)
+            if self.loss_fn is not None:
+                return self.loss_fn(output, args[-1]), output
+        finally:
+            for part, mode in parts:
+                part.training = mode
+        return output if isinstance(output, torch.Tensor) else output["loss"] if isinstance(output, dict) else output.loss, output
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Plans a step for such inputs, and captures its program if necessary. Nothing runs and nothing changes.
+
+        Args:
+            *args: inputs as for a call of the step. They only tell dtypes and shapes.
+            **kwargs: likewise.
+
+        Returns:
+            Plan: its text, and the bytes of its arena.
+
+        Raises:
+            StepRefused: no program can be captured for these inputs.
+            MemoryError: the least memory of a step is above `memory_budget`.
+
+        Example::
+
+            print(step.plan(inputs, targets).arena_bytes)
+        """
+        captured = self._capture_call(args, kwargs)
+        with torch.random.fork_rng([]):
+            return Plan(*captured.program.session.plan(captured.program.feeds_of(captured.values)))
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The bytes that this rank keeps: "parameters", "gradients" and "optimizer_state". Activations are not among them. It is
+        known after the first call, plan() or restore().
+
+        Raises:
+            ValueError: there was none of these yet.
+        """
+        opened = [program for program in self._programs if program.session is not None]
+        if not opened:
+            raise ValueError("the memory is not known yet: call the step, or plan()")
+        memory: dict[str, int] = opened[-1].session.memory
+        return memory
+
+    @property
+    def updates(self) -> int:
+        """The number of updates done; those that a scaled loss has left out are among them."""
+        return self.micro_steps // self.accumulation_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update: that of the optimizer's first group. Setting it changes the rates of the
+        other groups in proportion.
+        """
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        before = self.learning_rate
+        for group in self.optimizer.param_groups:
+            put_option(group, ("lr", -1, None), rate * (float(group["lr"]) / before if before else 1.0))
+
+    def report(self, path: Path, /, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Runs one step, as any other, and writes a page about it: its time by op and by source line, its memory and graph,
+        what fell back and why, what to try first, and the losses of the steps so far.
+
+        Args:
+            path: the page, one HTML file that needs no other; it replaces a file that is there.
+            *args: as for the step itself.
+            **kwargs: likewise.
+
+        Returns:
+            The step's loss.
+
+        Raises:
+            OSError: the file cannot be written; the step was done.
+
+        Example::
+
+            step(inputs, targets)  # captures
+            loss = step.report("report.html", inputs, targets)
+        """
+        with recorded() as recording:
+            loss = self.step(*args, **kwargs)
+        program = self._calls[0].program if self._calls else self._programs[-1]
+        write_page(recording, path, type(self.module).__name__, program.session)
+        return loss
+
+    def __repr__(self) -> str:
+        return (f"CompiledStep({type(self.module).__name__}, {type(self.optimizer).__name__}: {len(self._programs)} programs, "
+                f"{self.updates} updates)")

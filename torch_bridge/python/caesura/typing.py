@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types for hints: what arguments may be, and what calls return."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+
+if TYPE_CHECKING:
+    import onnx
+
+    from caesura.frontends.compile_step import CompiledStep
+    from caesura.reports import Stats
+    from caesura.sessions.onnx_module import OnnxOutputs
+    from caesura.sessions.split import ForwardRun
+
+__all__ = ["Array", "Commit", "CompiledStep", "Feeds", "ForwardRun", "Loss", "Model", "OnFailure", "OnnxOutputs", "Path", "Plan",
+           "Precision", "Properties", "Providers", "Schedule", "Stats"]
+
+Path = Union[str, "os.PathLike[str]"]
+Model = Union[str, "os.PathLike[str]", bytes, "onnx.ModelProto"]  # a file's path, its bytes, or the model
+Array = Any  # of NumPy, or of any library with DLPack; lists and numbers are copied
+Feeds = Mapping[str, Array]  # by the inputs' names
+Properties = Mapping[str, Union[int, float, str]]
+Providers = Sequence[Union[str, tuple[str, Mapping[str, Any]]]]  # names, or (name, options)
+Precision = Literal["fp32", "bf16", "fp16"]
+Loss = Literal["cross_entropy", "mse", "l1", "bce_with_logits", "output"]
+Commit = Literal["late", "eager-consume"]
+OnFailure = Literal["stop", "skip", "retry", "retry-on-defaults", "retry-in-parts"]
+Schedule = Literal["constant", "linear", "cosine", "polynomial", "step"]
+
+
+class Plan(NamedTuple):
+    """The plan of a step or of a run; print() shows it.
+
+    Attributes:
+        text: one line for each node, after a line of totals.
+        arena_bytes: the memory that holds activations, gradients and workspaces.
+
+    Example::
+
+        plan = session.plan(feeds)
+        print(plan, plan.arena_bytes)
+    """
+
+    text: str
+    arena_bytes: int
+
+    def __str__(self) -> str:
+        return self.text
