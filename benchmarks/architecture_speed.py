@@ -94,7 +94,7 @@ def run_one(task, model_type, class_name, seconds, compiled):
     for peer in list(modules)[1:]:
         median, low, high = ratio(times["wrap"], times[peer])
         line += f"; of {peer} {median:.2f} [{low:.2f}, {high:.2f}]"
-    left = ", ".join(f"{op} ({why})" for op, why in list(caesura.report().fallbacks)[:4])
+    left = ", ".join(f"{op} ({why})" for op, why in list(caesura.stats().fallbacks)[:4])
     return f"{line}; captured in {captured:.0f} s" + (f"; left: {left}" if left else "")
 
 

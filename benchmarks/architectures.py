@@ -255,7 +255,7 @@ def run_one(task, model_type, class_name, changing=False, steps=False):
             problems = other_sizes(task, model, reference, wrapped)
     if problems:
         return "differ", "; ".join(problems[:3])
-    report = caesura.report()
+    report = caesura.stats()
     detail = f"{seconds:.1f} s, {breaks} breaks, kernels {report.kernel_share:.0%}{judged}"
     if report.fallbacks:
         detail += ", left: " + ", ".join(f"{op} ({why})" for op, why in list(report.fallbacks)[:6])
@@ -288,7 +288,7 @@ def run_steps(model, batch, reference):
     least = max(1e-6, 0.01 * abs(expected[0]))  # a loss of almost zero is only rounding
     off = [abs(a - b) / max(abs(b), least) for a, b in zip(losses, expected)]
     detail = f"{seconds:.1f} s, losses within {max(off):.1e}"
-    left = [f"{op} ({why})" for op, why in caesura.report().fallbacks]
+    left = [f"{op} ({why})" for op, why in caesura.stats().fallbacks]
     if left:
         detail += ", left: " + ", ".join(left[:6])
     if max(off) <= 0.1 * TOLERANCE:

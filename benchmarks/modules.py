@@ -135,7 +135,7 @@ def differences(ours, theirs):
 
 def check(route, module, args, kwargs):
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     if route == "wrap":
         given = [copy.deepcopy(module) for _ in range(3)]
         eager = lambda module, seed: run(module, module, args, kwargs, seed)  # noqa: E731
@@ -160,7 +160,7 @@ def check(route, module, args, kwargs):
     problem, distance = (None, 0.0) if drawn else differences(found, expected)
     if problem:
         return Checked("wrong", problem)
-    report = caesura.report()
+    report = caesura.stats()
     reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
     if not reason:
         return Checked("drawn" if drawn else "ours", distance=distance)

@@ -200,7 +200,7 @@ def check(op, function, tensors, kept, options):
         differentiable, results, gradients = run_eager(function, tensors)
     except Exception as error:
         return Checked("left out", f"eager: {type(error).__name__}: {error}")
-    caesura.reset_report()
+    caesura.reports.reset()
     key = differentiable, *(t.shape for t in tensors)
     try:
         if key not in kept:
@@ -216,7 +216,7 @@ def check(op, function, tensors, kept, options):
     apart = sum(map(list, run(function, tensors, differentiable, True)), []) if options.fills and BY_PLACE.match(op.name) else []
     checked = compared(op, names, [*ours[0], *ours[1]], [*results, *gradients], apart)
     checked.gradients = len(gradients)
-    report = caesura.report()
+    report = caesura.stats()
     if report.eager_calls and checked.outcome == "ours":
         checked.outcome = "partly ours" if report.kernel_calls else "left to PyTorch"
     return checked
@@ -292,12 +292,12 @@ def check_step(op, function, tensors, kept, options):
     if not gradients:
         return Checked("left out", "no gradient")
     key = tuple(t.shape for t in tensors)
-    caesura.reset_report()
+    caesura.reports.reset()
     if key not in kept:
         results = function(*[t.detach().clone().requires_grad_(is_float(t)) for t in tensors])
         try:
             model = forward_of_a_step(function, tensors, [y.requires_grad for y in results], options.twice)
-            kept[key] = model, "partly ours" if caesura.report().fallbacks else "ours"
+            kept[key] = model, "partly ours" if caesura.stats().fallbacks else "ours"
         except Exception as error:
             kept[key] = None, raised("refused", error)
     model, outcome = kept[key]
@@ -344,7 +344,7 @@ def main():
                 if checked.outcome == "wrong" and why:
                     checked = Checked("listed", why[0])
                 places[checked.outcome].append(op.name)
-                left.update(f"{target}: {why}" for target, why in caesura.report().fallbacks)
+                left.update(f"{target}: {why}" for target, why in caesura.stats().fallbacks)
                 if checked.reason:
                     reasons[checked.outcome, general(checked.reason)] += checked.outcome != "wrong"
                 else:

@@ -303,7 +303,7 @@ def check(route, source, name="program.py"):
         outcomes = []
         for again in range(1 + options["disk"]):
             torch._dynamo.reset()
-            caesura.reset_report()
+            caesura.reports.reset()
             random.seed(0)
             before = counters["stats"]["unique_graphs"]
             found, our_error = ours(route, program)
@@ -320,7 +320,7 @@ def check(route, source, name="program.py"):
 
 def judged(found, our_error, expected, error, in_double, again):
     when = ", from disk" if again else ""
-    report = caesura.report()
+    report = caesura.stats()
     reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
     if isinstance(our_error, caesura.StepRefused) and error is not None:
         return Outcome("as eager fails", "StepRefused")

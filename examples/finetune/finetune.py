@@ -135,7 +135,7 @@ def main():
     print(f"{options.loop}, {'PyTorch alone' if options.eager else 'through caesura'}: loss {losses[0]:.3f} -> "
           f"{sum(losses[-5:]) / len(losses[-5:]):.3f} in {len(losses)} steps, {time.time() - began:.1f} s")
     if not options.eager:
-        print(caesura.report())
+        print(caesura.stats())
 
 
 if __name__ == "__main__":

@@ -21,4 +21,4 @@ for _ in range(10):
 model.eval()
 with torch.no_grad():
     print(f"accuracy {digits.accuracy(model(test_images), test_labels):.3f}")
-print(caesura.report())
+print(caesura.stats())

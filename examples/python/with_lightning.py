@@ -31,4 +31,4 @@ trainer.fit(task, loader)
 task.eval()
 with torch.no_grad():
     print(f"accuracy {digits.accuracy(task.net(test_images), test_labels):.3f}")
-print(caesura.report())
+print(caesura.stats())

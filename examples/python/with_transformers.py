@@ -32,4 +32,4 @@ trainer.train()
 model.eval()
 with torch.no_grad():
     print(f"accuracy {digits.accuracy(model(test_images, test_labels)['logits'], test_labels):.3f}")
-print(caesura.report())
+print(caesura.stats())

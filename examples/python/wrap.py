@@ -17,4 +17,4 @@ for x, y in digits.batches(images, labels, epochs=10):
 model.eval()
 with torch.no_grad():
     print(f"accuracy {digits.accuracy(model(test_images), test_labels):.3f}")
-print(caesura.report())
+print(caesura.stats())

@@ -13,9 +13,10 @@ import caesura
 TOP = pathlib.Path(__file__).resolve().parents[2]
 # Names that raise nothing of their own.
 NEVER_RAISE = {"Error", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "GraphOptimizationLevel", "ModelMetadata", "NodeArg",
-               "OnnxOutputs", "RankFailure", "Report", "StepRefused", "StrictError", "Suspended", "get_available_providers", "get_device",
-               "report", "reset_report"}
+               "OnnxOutputs", "Plan", "RankFailure", "Stats", "StepRefused", "StrictError", "Suspended",
+               "get_available_providers", "get_device", "stats"}
 NAMES = [*caesura.__all__, *(f"onnxruntime.{name}" for name in caesura.onnxruntime.__all__),
+         *(f"typing.{name}" for name in ("ForwardRun", "Plan", "Stats")),
          "integrations.lightning.CaesuraCallback", "integrations.transformers.CaesuraCallback"]
 
 

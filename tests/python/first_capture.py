@@ -19,7 +19,7 @@ with mock.patch.dict(os.environ, CAESURA_PROGRAM_CACHE="off"):
         caesura.wrap(net)(x)
     caesura.compile_step(net, torch.nn.functional.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))(x, x)
 torch.set_num_threads(threads)
-caesura.reset_report()
+caesura.reports.reset()
 torch._dynamo.reset()
 torch.manual_seed(torch.initial_seed())
 del net, x

@@ -21,7 +21,8 @@ NOT_OURS = {"self", "params", "foreach", "fused", "capturable", "differentiable"
 OTHERS = {"lr": 0.02, "momentum": 0.8, "dampening": 0.1, "weight_decay": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "amsgrad": True,
           "maximize": True, "momentum_decay": 0.01, "decoupled_weight_decay": True, "lr_decay": 0.1, "initial_accumulator_value": 0.2,
           "rho": 0.7, "lambd": 0.01, "alpha": 0.6, "t0": 1.0, "etas": (0.4, 1.3), "step_sizes": (1e-4, 0.03), "centered": True,
-          "beta2_decay": -0.6, "d": 1.2, "nesterov": False, "ns_coefficients": (3.0, -4.0, 2.0), "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}
+          "beta2_decay": -0.6, "d": 1.2, "nesterov": False, "ns_coefficients": (3.0, -4.0, 2.0), "ns_steps": 3,
+          "adjust_lr_fn": "match_rms_adamw"}
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
 net (float[N,3] x) => (float[N,2] y) <float[3,2] w = {0.5, -0.25, 0.125, 1, 0, -1}> { y = MatMul (x, w) }"""
 

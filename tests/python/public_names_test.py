@@ -23,7 +23,13 @@ def test_every_public_name_is_listed():
 
 
 def test_results_that_users_hold_have_names():
-    assert {"CompiledStep", "ForwardRun", "Report"} <= set(caesura.__all__) and "OnnxOutputs" in caesura.onnxruntime.__all__
+    assert {"CompiledStep", "ForwardRun", "OnnxOutputs", "Plan", "Stats"} <= set(caesura.typing.__all__)
+    if importlib.util.find_spec("torch") is not None:
+        assert [name for name in caesura.typing.__all__ if not hasattr(caesura.typing, name)] == []
+
+
+def test_the_root_is_small():
+    assert len(caesura.__all__) <= 16
 
 
 def test_names_for_onnxruntimes_sake_are_apart():
@@ -57,8 +63,8 @@ net = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
 session = caesura.TrainingSession(net.SerializeToString())
 with caesura.strict(), caesura.profile({str(tmp_path / "a.html")!r}):
     session.step({{"x": np.ones((1, 2), np.float32), "target": np.array([1])}})
-caesura.reset_report()
-print(caesura.report())
+caesura.reports.reset()
+print(caesura.stats())
 """
     assert run(code).startswith("own kernels 0.000 s") and (tmp_path / "a.html").exists()
 

@@ -143,7 +143,7 @@ def test_phases_of_torch_compile_and_of_calls_without_gradients(tmp_path):
 
 
 def test_what_fell_back_is_told(tmp_path):
-    caesura.reset_report()
+    caesura.reports.reset()
 
     class Sorts(torch.nn.Module):
         def forward(self, x):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of caesura that are not used are told of once, with what to do; report() lists them, and strict() forbids them."""
+"""Parts of caesura that are not used are told of once, with what to do; stats() lists them, and strict() forbids them."""
 
 import re
 import warnings
@@ -45,9 +45,9 @@ def test_a_library_that_is_not_used_is_told_of_once(tmp_path, monkeypatch, nothi
         module(x).sum().backward()
         caesura.wrap(torch.nn.Linear(3, 2))(x).sum().backward()
     assert len(warned) == 1 and warned[0].filename == __file__
-    assert "not used: the library of calls in PyTorch: " in str(caesura.report())
-    caesura.reset_report()
-    assert caesura.report().lost and re.match(f"not loaded: .*{told}", torch_kernels.state())
+    assert "not used: the library of calls in PyTorch: " in str(caesura.stats())
+    caesura.reports.reset()
+    assert caesura.stats().lost and re.match(f"not loaded: .*{told}", torch_kernels.state())
     with caesura.strict(), pytest.raises(caesura.StrictError, match=told):
         caesura.wrap(torch.nn.Linear(3, 2))(x)
 
@@ -67,7 +67,7 @@ def test_a_step_that_misses_its_fast_path_is_told_of_once(nothing_lost, monkeypa
         warnings.simplefilter("error", caesura.FallbackWarning)
         for _ in range(9):
             step(x, y)
-    ((what, reason), count), = caesura.report().detours.items()
+    ((what, reason), count), = caesura.stats().detours.items()
     assert what == "calls of the step of Linear" and count == 8 and "Dynamo's code" in reason
     before = module.weight.clone()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="fast path of the step of Linear is not used"):
@@ -77,7 +77,7 @@ def test_a_step_that_misses_its_fast_path_is_told_of_once(nothing_lost, monkeypa
         step(x, y)
         step(x, y)
     assert len(warned) == 1 and warned[0].filename == __file__
-    assert "the longer way, 10 times: calls of the step of Linear" in str(caesura.report())
+    assert "the longer way, 10 times: calls of the step of Linear" in str(caesura.stats())
 
 
 def test_rare_calls_that_miss_the_fast_path_are_counted_only(nothing_lost):
@@ -90,7 +90,26 @@ def test_rare_calls_that_miss_the_fast_path_are_counted_only(nothing_lost):
             step(*batch)
             step(*batch)
             step(*batch)
-    assert not caesura.report().lost
+    assert not caesura.stats().lost
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_the_difference_of_two_has_what_came_between(nothing_lost, monkeypatch):
+    monkeypatch.setattr(reports.RECORD, "fallbacks", {})
+    same, x = caesura.wrap(torch.nn.Identity()), torch.randn(3)
+    for _ in range(3):
+        same(x)
+    reports.fall_back([("a", "no kernel", "here"), ("b", "no kernel", "here")])
+    before, linear = caesura.stats(), caesura.wrap(torch.nn.Linear(3, 2))
+    reports.fall_back([("a", "no kernel", "here"), ("b", "no kernel", "there")])
+    for _ in range(4):
+        same(x)
+    linear(torch.ones(1, 3))
+    between = caesura.stats() - before
+    assert between.fallbacks == {("b", "no kernel"): {"there"}} and between.eager_calls == 0
+    assert between.detours == {("calls of Identity", "nothing in it is captured"): 4}
+    assert between.kernel_calls == 1 and between.kernel_seconds > 0
+    assert not (before - before).detours
 
 
 class Kinds(torch.nn.Linear):
@@ -104,12 +123,12 @@ def test_a_module_of_too_many_kinds_of_calls_is_told_of_once(nothing_lost, monke
     with caesura.strict():
         for _ in range(10):
             module(x, "a" == "b"), module(x, True)
-    assert not caesura.report().detours
+    assert not caesura.stats().detours
     with pytest.warns(caesura.FallbackWarning, match="fast path of Kinds is not used: its calls are of more than 2 kinds") as warned:
         for i in range(30):  # one of the three kinds finds no room
             module(x, i % 3)
     assert len(warned) == 1 and warned[0].filename == __file__
-    assert [count for (what, _), count in caesura.report().detours.items() if what == "calls of Kinds"] == [9]
+    assert [count for (what, _), count in caesura.stats().detours.items() if what == "calls of Kinds"] == [9]
 
 
 def test_a_graph_break_is_told_of_as_such(nothing_lost):
@@ -122,8 +141,8 @@ def test_a_graph_break_is_told_of_as_such(nothing_lost):
     with pytest.warns(caesura.FallbackWarning, match="graph break"):
         for _ in range(12):
             module(x)
-    assert not caesura.report().lost
-    assert caesura.report().detours["calls of Breaks", "a graph break"] == 11
+    assert not caesura.stats().lost
+    assert caesura.stats().detours["calls of Breaks", "a graph break"] == 11
 
 
 class Views(torch.nn.Module):
@@ -136,14 +155,14 @@ def test_what_is_so_by_design_is_counted_only(nothing_lost):
     with caesura.strict():
         for _ in range(12):
             views(x), same(x)
-    assert "the longer way, 1 times: a graph: PyTorch makes its results" in str(caesura.report())
-    assert caesura.report().detours["calls of Identity", "nothing in it is captured"] > 10
+    assert "the longer way, 1 times: a graph: PyTorch makes its results" in str(caesura.stats())
+    assert caesura.stats().detours["calls of Identity", "nothing in it is captured"] > 10
 
 
 def test_parts_that_cpp_does_without_are_listed_and_forbidden(nothing_lost, monkeypatch):
     assert not reports._core.lost_parts()
     monkeypatch.setattr(reports._core, "lost_parts", lambda: {"cuDNN": "libcudnn.so.9 is not installed"})
-    assert "not used: cuDNN: libcudnn.so.9 is not installed" in str(caesura.report())
+    assert "not used: cuDNN: libcudnn.so.9 is not installed" in str(caesura.stats())
     gpu.open_gpu(torch.device("cpu"))
     with caesura.strict(), pytest.raises(caesura.StrictError, match="cuDNN is not used: libcudnn.so.9 is not installed"):
         gpu.open_gpu(torch.device("cpu"))

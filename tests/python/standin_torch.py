@@ -86,4 +86,4 @@ def fresh(cuda):
     """For a test file that imports it: each test has the same random numbers, and nothing is left of earlier ones."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()

@@ -111,7 +111,7 @@ def test_derivatives_of_derivatives_of_what_was_found():
 
     found = []
     with pytest.warns(caesura.FallbackWarning, match="create_graph"):
-        caesura.reset_report()
+        caesura.reports.reset()
         assert [captured(lambda: found.append(second(caesura.wrap(module)))) for _ in range(2)] == [1, 0]
     for expected, *others in zip(second(module), *found):
         for other in others:
@@ -124,7 +124,7 @@ def test_what_is_left_to_pytorch_is_told_of_again():
             return torch.linalg.eigvalsh(x @ x.t()) * x.sum()
 
     def run():
-        caesura.reset_report()
+        caesura.reports.reset()
         with pytest.warns(caesura.FallbackWarning, match="linalg_eigh.*call_cache_test.py"):
             caesura.wrap(Sorted())(x.requires_grad_()).sum().backward()
 

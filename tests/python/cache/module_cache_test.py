@@ -279,7 +279,7 @@ def test_derivatives_of_derivatives():
         return torch.autograd.grad(dx.square().sum(), list(module.parameters()), allow_unused=True)
 
     with pytest.warns(caesura.FallbackWarning, match="create_graph"):
-        caesura.reset_report()
+        caesura.reports.reset()
         assert [traced(lambda: found.append(second(caesura.wrap(module)))) for _ in range(2)] == [1, 0]
     for expected, *others in zip(second(module), *found):
         for other in others:
@@ -368,7 +368,7 @@ class Counts(torch.nn.Module):
 def test_what_does_more_than_one_graph_is_traced_each_time(kind):
     x = torch.randn(5, 6)
     for _ in range(2):
-        caesura.reset_report()
+        caesura.reports.reset()
         module = Counts(kind)
         plain, seen = copy.deepcopy(module), []
 

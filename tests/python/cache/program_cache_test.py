@@ -413,7 +413,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_of_once(tmp_path, monkeypatc
         assert not hit(Net(), batches(1)[0])
         assert not hit(Net(), batches(1)[0])
     assert len(told) == 1 and told[0].filename == __file__
-    assert "not used: the program cache: " in str(caesura.report())
+    assert "not used: the program cache: " in str(caesura.stats())
     with caesura.strict(), pytest.raises(caesura.StrictError, match="Not a directory"):
         hit(Net(), batches(1)[0])
 
@@ -447,7 +447,7 @@ def test_a_folder_that_is_only_read_is_used(folder, monkeypatch):
 
     monkeypatch.setattr(disk.os, "utime", refuse)
     assert disk.load("a" * 64) == ({"b": 1}, b"")
-    assert not caesura.report().lost
+    assert not caesura.stats().lost
 
 
 def test_a_cache_without_a_home_is_told_of(monkeypatch):
@@ -460,7 +460,7 @@ def test_a_cache_without_a_home_is_told_of(monkeypatch):
     monkeypatch.setenv("CAESURA_PROGRAM_CACHE", "off")  # nothing is lost: the user does without
     with caesura.strict():
         assert not disk.enabled()
-    assert not caesura.report().lost
+    assert not caesura.stats().lost
 
 
 PROCESS = """

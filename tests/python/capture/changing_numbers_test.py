@@ -92,20 +92,20 @@ def _agrees(function, allowed):
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_call_takes_a_number_that_changes(name):
     _agrees(OURS[name], caesura.strict)
-    assert not caesura.report().fallbacks
+    assert not caesura.stats().fallbacks
 
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 @pytest.mark.parametrize("name", PYTORCHS)
 def test_what_our_ops_do_not_take_is_pytorchs_loudly(name):
     _agrees(PYTORCHS[name], contextlib.nullcontext)
-    assert caesura.report().fallbacks
+    assert caesura.stats().fallbacks
 
 
 @pytest.mark.parametrize("name", ("elu", "cross_entropy", "conv1d's padding", "scatter", "hardtanh", "lerp", "full",
@@ -176,10 +176,10 @@ def test_a_rule_that_fails_is_refused():
 def test_no_rule_that_fails_ends_a_call(monkeypatch):
     """If a rule fails, PyTorch runs the call. Each rule fails in turn."""
     for target in (torch.ops.aten.mul.Tensor, torch.ops.aten.tanh.default, torch.ops.aten.tanh_backward.default):
-        torch._dynamo.reset(), caesura.reset_report()
+        torch._dynamo.reset(), caesura.reports.reset()
         monkeypatch.setitem(TABLE, target, lambda *arguments: [][0])
         _agrees(lambda x, n: torch.tanh(x), contextlib.nullcontext)
-        assert any(op == str(target) and "IndexError" in why for op, why in caesura.report().fallbacks)
+        assert any(op == str(target) and "IndexError" in why for op, why in caesura.stats().fallbacks)
         monkeypatch.undo()
 
 

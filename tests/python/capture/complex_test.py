@@ -173,7 +173,7 @@ def test_rotary_positions_are_ours():
         loss(caesura.wrap(copy.deepcopy(module))(x), target).backward()
         step = caesura.compile_step(module, loss, torch.optim.AdamW(module.parameters()))
         step(x, target)
-    assert not caesura.report().fallbacks and caesura.report().eager_calls == 0
+    assert not caesura.stats().fallbacks and caesura.stats().eager_calls == 0
 
 
 class Rotates(nn.Module):

@@ -21,7 +21,7 @@ from wrap_test import Net  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", caesura.FallbackWarning)
         yield
@@ -155,7 +155,7 @@ def test_it_is_told_once_and_forbidden_by_strict():
         penalty(wrapped, x)
         penalty(wrapped, x)
     assert sum("create_graph" in str(w.message) for w in told) == 1
-    ((op, reason), places), = caesura.report().fallbacks.items()
+    ((op, reason), places), = caesura.stats().fallbacks.items()
     assert "create_graph" in op and "eager" in reason and any("create_graph_test.py" in place for place in places)
     with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
         penalty(wrapped, x)
@@ -235,8 +235,8 @@ def test_results_that_share_their_elements(last):
 
     for rows in (4, 4, 6):
         same(second(wrapped, rows), second(module, rows))
-    assert any("create_graph" in op for op, _ in caesura.report().fallbacks)
-    assert caesura.report().kernel_calls > 0
+    assert any("create_graph" in op for op, _ in caesura.stats().fallbacks)
+    assert caesura.stats().kernel_calls > 0
     with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
         second(wrapped, 6)
 

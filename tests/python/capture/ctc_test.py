@@ -71,7 +71,7 @@ def test_trains_as_in_eager(case, through):
 def test_is_one_graph():
     torch._dynamo.reset()
     caesura.wrap(Net())(torch.randn(10, 3, 6), LABELS, *BATCH).backward()
-    told = [cause for cause in str(caesura.report()).splitlines() if "graph break" in cause and __file__ in cause]
+    told = [cause for cause in str(caesura.stats()).splitlines() if "graph break" in cause and __file__ in cause]
     assert told == []
 
 

@@ -13,7 +13,7 @@ import caesura  # noqa: E402
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 class Prints(torch.nn.Module):
@@ -76,7 +76,7 @@ def test_it_is_told_once_with_its_line(kind, cause, route):
     with pytest.warns(caesura.FallbackWarning, match=rf"graph break at .*graph_break_test.py:\d+ in forward: .*{cause}"):
         given = ROUTES[route](module)(x)
     torch.testing.assert_close(given, expected)
-    assert any(cause in reason for _, reason in caesura.report().fallbacks)
+    assert any(cause in reason for _, reason in caesura.stats().fallbacks)
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error", caesura.FallbackWarning)
@@ -97,7 +97,7 @@ def test_other_backends_are_left_alone():
     with caesura.strict(), warnings.catch_warnings():
         warnings.simplefilter("error", caesura.FallbackWarning)
         torch.compile(Prints(), backend="eager")(torch.ones(3, 4))
-    assert not caesura.report().fallbacks
+    assert not caesura.stats().fallbacks
 
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")

@@ -132,7 +132,7 @@ class Fills(torch.nn.Module):
 
 def test_tensors_are_made_of_sizes_that_change():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     module = Fills()
     with caesura.strict():
         wrapped = caesura.wrap(module)
@@ -159,7 +159,7 @@ class Flattens(torch.nn.Module):
 
 def test_sizes_may_be_products_and_sums():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     module = Flattens()
     wrapped = caesura.wrap(module)
     for batch, length in ((2, 3), (3, 5), (4, 6)):

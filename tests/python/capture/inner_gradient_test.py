@@ -42,7 +42,7 @@ def agrees(module, *shapes, rate=0.05, count=4):
     same(module, other)
     assert trained(caesura.wrap(wrapped), wrapped, data, rate) == pytest.approx(expected, rel=2e-5)
     same(module, wrapped)
-    assert "create_graph" not in str(caesura.report())
+    assert "create_graph" not in str(caesura.stats())
 
 
 def trained(call, module, data, rate):

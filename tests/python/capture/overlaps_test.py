@@ -98,7 +98,7 @@ def test_writes_to_a_tensor_whose_elements_share_memory(base, write):
             return y * 1, self.layer(x) + y.as_strided((3, 1), (1, 1))[:, :1].sum()
 
     torch._dynamo.reset()
-    caesura.reset_report()  # each cause is told once
+    caesura.reports.reset()  # each cause is told once
     eager, arguments = Overlapping(), [torch.arange(16.0).view(4, 4) for _ in range(2)]
     ours = copy.deepcopy(eager)
     with pytest.warns(caesura.FallbackWarning, match="whose elements share memory"):

@@ -57,7 +57,7 @@ class HitMixture(Mixture):
 def fresh():
     torch._dynamo.reset()
     torch.manual_seed(0)
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 def agree(plain, other, x):
@@ -79,7 +79,7 @@ def test_a_mixture_of_experts_runs_in_our_kernels():
     with caesura.strict():
         for shape in ((2, 5, 8), (2, 5, 8), (3, 7, 8), (1, 1, 8)):  # with one token two experts get none
             agree(plain, wrapped, torch.randn(shape))
-    assert caesura.report().kernel_share == 1 and caesura.report().kernel_calls == 8
+    assert caesura.stats().kernel_share == 1 and caesura.stats().kernel_calls == 8
 
 
 def test_each_routing_of_a_mixture_takes_the_same_capture():
@@ -119,7 +119,7 @@ def test_a_loop_of_unknown_length_is_a_graph_break():
     with pytest.warns(caesura.FallbackWarning, match=r"a graph break at .*sizes_by_values_test.py:\d+ in \w+: Dynamic shape operator"):
         agree(plain, wrapped, torch.randn(2, 5, 8))
     agree(plain, wrapped, torch.randn(1, 1, 8))
-    assert caesura.report().kernel_share == 1 and caesura.report().kernel_calls > 4
+    assert caesura.stats().kernel_share == 1 and caesura.stats().kernel_calls > 4
     step = caesura.compile_step(plain, F.mse_loss, torch.optim.SGD(plain.parameters(), lr=0.1))
     with pytest.raises(caesura.StepRefused, match=r"a Python loop, branch or size that depends on a tensor's value"):
         step(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
@@ -166,7 +166,7 @@ def test_masks(name):
     with caesura.strict():
         for sign in (torch.randn(5, 4), torch.randn(3, 4), torch.ones(3, 4), -torch.ones(3, 4)):
             agree(plain, wrapped, sign)
-    assert caesura.report().kernel_share == 1
+    assert caesura.stats().kernel_share == 1
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -125,7 +125,7 @@ def test_a_wrapped_modules_calls_leave_nothing_changed(run):
         net = caesura.wrap(Net())
         for _ in range(2):
             loss(net(x), targets).backward()
-        assert caesura.report().kernel_calls
+        assert caesura.stats().kernel_calls
         assert not changes(before), changes(before)
     """)
 
@@ -137,7 +137,7 @@ def test_a_compiled_step_leaves_nothing_changed(run):
         step = caesura.compile_step(net, loss, torch.optim.SGD(net.parameters(), lr=0.1))
         for _ in range(2):
             step(x, targets)
-        assert caesura.report().kernel_calls
+        assert caesura.stats().kernel_calls
         assert not changes(before), changes(before)
     """)
 

@@ -35,7 +35,7 @@ def test_pytorch_goes_on_where_a_compiled_step_left_off(cuda, name, options, rel
     for turn in range(3):
         for _ in range(3):
             assert float(steps[0](x, y)) == pytest.approx(eager_step(eager, first, x, y), rel=1e-5)
-        assert caesura.report().fallbacks == {}
+        assert caesura.stats().fallbacks == {}
         if reloads:
             second.load_state_dict(tree_map_only(torch.Tensor, torch.Tensor.cpu, second.state_dict()))
         assert eager_step(other, second, x, y) == pytest.approx(eager_step(eager, first, x, y), rel=1e-5)

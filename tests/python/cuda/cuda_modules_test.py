@@ -69,7 +69,7 @@ def test_a_gpt_trains_as_in_eager(cuda, route):  # noqa: F811
         for optimizer in (first, second):
             optimizer.step()
             optimizer.zero_grad()
-    report = caesura.report()
+    report = caesura.stats()
     assert report.kernel_calls > 0 and report.fallbacks == {}, report
     assert cuda.operations("kernel ") > 0
 
@@ -111,7 +111,7 @@ def test_calls_without_a_cuda_kernel_are_pytorchs(cuda):  # noqa: F811
     assert_gradients_equal(other, eager)
     for p, q in zip(eager.buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(q.cpu(), p.cpu())
-    report = caesura.report()
+    report = caesura.stats()
     assert report.kernel_calls > 0 and report.eager_calls > 0
 
 
@@ -339,7 +339,7 @@ def test_each_optimizer_updates_on_the_gpu(cuda, name, options):  # noqa: F811
     for p, q in zip(eager.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.cpu(), p.cpu(), rtol=1e-3, atol=1e-5)
         assert all(value.device == DEVICE for key, value in second.state[q].items() if key != "step")
-    assert caesura.report().fallbacks == {}
+    assert caesura.stats().fallbacks == {}
     uploaded = cuda.calls("cuMemcpyHtoDAsync")
     step(x, y)
     assert cuda.calls("cuMemcpyHtoDAsync") - uploaded <= 3  # numbers that the update is fed, no tensor
@@ -381,7 +381,7 @@ def test_halves(cuda):  # noqa: F811
     for p, q in zip(eager.parameters(), other.parameters(), strict=True):
         assert q.grad.dtype == torch.bfloat16
         torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=0.1, atol=5e-3)
-    assert caesura.report().fallbacks == {}
+    assert caesura.stats().fallbacks == {}
 
 
 @pytest.fixture
@@ -402,7 +402,7 @@ def test_autocast(cuda, autocast):  # noqa: F811
     expected.backward()
     for p, q in zip(eager.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q.grad.cpu(), p.grad.cpu(), rtol=0.1, atol=5e-3)
-    assert caesura.report().fallbacks == {}
+    assert caesura.stats().fallbacks == {}
 
 
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")  # transformers logs once in a while
@@ -421,7 +421,7 @@ def test_transformers_run_wholly_there(cuda, name):  # noqa: F811
     expected.backward()
     given.backward()
     assert_gradients_equal(other, eager)
-    assert not [what for what, _ in caesura.report().fallbacks if what != "a graph break"]
+    assert not [what for what, _ in caesura.stats().fallbacks if what != "a graph break"]
     step = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=0.1))
     for _ in range(2):
         step(input_ids=ids, labels=ids)

@@ -86,14 +86,14 @@ def test_hooks_run_between_the_parts():
 
     for p in wrapped.parameters():
         p.register_post_accumulate_grad_hook(hook)
-    caesura.reset_report()
+    caesura.reports.reset()
     with torch.profiler.profile() as profile:
         y.backward()
     events = [e.name for e in sorted(profile.events(), key=lambda e: e.time_range.start)
               if e.name.startswith("caesura::") or e.name == "aten::cumsum"]
     first = events.index("aten::cumsum")
     assert 0 < first and any(name.startswith("caesura::") for name in events[first:])
-    assert caesura.report().kernel_calls == 1  # one program, in parts
+    assert caesura.stats().kernel_calls == 1  # one program, in parts
 
 
 def test_gradients_of_all():

@@ -19,7 +19,7 @@ if not torch_kernels.load():
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 class Sorts(torch.nn.Module):
@@ -91,7 +91,7 @@ def test_it_trains_as_in_eager(kind):
     assert given == pytest.approx(expected, rel=1e-5)
     for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
-    assert bool(caesura.report().fallbacks) == (kind is not Pairs)
+    assert bool(caesura.stats().fallbacks) == (kind is not Pairs)
 
 
 def test_it_is_told_and_can_be_forbidden():
@@ -212,4 +212,4 @@ def test_every_route_has_eager_s_numbers(loss, value, route):
         given.backward()
     assert given.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(other.value.grad if route != "step" else module.value - other.value, module.value.grad)
-    assert not caesura.report().fallbacks
+    assert not caesura.stats().fallbacks

@@ -18,7 +18,7 @@ from compile_step_test import Net, batches, eager, same  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 def pair(module, make=lambda p: torch.optim.AdamW(p, lr=1e-2)):

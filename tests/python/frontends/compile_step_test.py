@@ -15,7 +15,7 @@ import caesura  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 class Net(torch.nn.Module):
@@ -289,7 +289,7 @@ def test_other_optimizers_step_our_gradients(make, reason):
     first, second = make(module.parameters()), make(other.parameters())
     data = batches(8)
     expected = eager(module, first, data, clip=0.1, accumulate=2)
-    caesura.reset_report()
+    caesura.reports.reset()
     with pytest.warns(caesura.FallbackWarning, match=reason):
         step = caesura.compile_step(other, F.cross_entropy, second, clip_norm=0.1, accumulation_steps=2)
     torch.testing.assert_close([step(x, y).item() for x, y in data], expected, rtol=1e-4, atol=1e-6)
@@ -309,7 +309,7 @@ def test_other_optimizers_are_forbidden_by_strict():
 
 def test_a_scaled_loss_needs_an_update_in_the_program():
     module = Net()
-    caesura.reset_report()
+    caesura.reports.reset()
     with pytest.warns(caesura.FallbackWarning), pytest.raises(caesura.StepRefused, match="fp16"):
         caesura.compile_step(module, F.cross_entropy, Own(module.parameters()), precision="fp16")
 

@@ -142,7 +142,7 @@ class Loss(nn.Module):
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 @pytest.mark.parametrize("route", (_wrap, _compile, _step), ids=("wrap", "compile", "step"))
@@ -162,7 +162,7 @@ def test_an_error_is_eagers(name, route, capfd):
             assert _lines(error)[:1] == _lines(expected)[:1]
             assert len(_lines(error)) <= len(_lines(expected))
             assert error.__cause__ is None or type(error.__cause__) is type(expected.__cause__)
-    assert not caesura.report().fallbacks and caesura.report().kernel_calls == 2
+    assert not caesura.stats().fallbacks and caesura.stats().kernel_calls == 2
     assert capfd.readouterr().err == ""
 
 
@@ -210,7 +210,7 @@ def test_what_a_forward_catches_it_catches():
         return
     with pytest.warns(caesura.FallbackWarning, match=r"a call at .*user_errors_test.py:\d+ in forward: its capture fails"):
         torch.testing.assert_close(wrapped(x), net(x))
-    assert caesura.report().eager_calls == 1
+    assert caesura.stats().eager_calls == 1
     with caesura.strict(), pytest.raises(caesura.StrictError, match="its capture fails"):
         wrapped(x)
     with caesura.strict():
@@ -230,7 +230,7 @@ def test_a_capture_that_fails_leaves_the_call_to_pytorch(monkeypatch):
     monkeypatch.setattr("caesura.frontends.dynamo_backend.aot_autograd", lambda **options: fails)
     net = nn.Linear(4, 2)
     for made in (caesura.wrap(net), torch.compile(nn.Sequential(net), backend="caesura")):
-        tries.clear(), caesura.reset_report()
+        tries.clear(), caesura.reports.reset()
         with pytest.warns(caesura.FallbackWarning, match="its capture fails: ZeroDivisionError: of ours") as told:
             for _ in range(5):
                 torch.testing.assert_close(made(torch.ones(3, 4)), net(torch.ones(3, 4)))
@@ -268,10 +268,10 @@ class Sorts(nn.Module):
 def test_a_report_is_a_snapshot_and_counts_steps():
     net = nn.Linear(4, 2)
     step = caesura.compile_step(net, F.mse_loss, torch.optim.SGD(net.parameters(), lr=0.1))
-    before = caesura.report()
+    before = caesura.stats()
     for _ in range(4):
         step(torch.ones(3, 4), torch.ones(3, 2))
-    after = caesura.report()
+    after = caesura.stats()
     assert before.kernel_calls == 0 and after.kernel_calls == 4 and after.kernel_seconds > 0
 
 
@@ -412,7 +412,7 @@ def test_where_torch_compile_fails_the_call_is_eagers(capfd):
     assert len(told) == 1 and told[0].filename == __file__
     given[0].sum().backward()
     assert all(torch.equal(y, expected) for y in given) and torch.equal(net.layer.weight.grad, gradient)
-    assert caesura.report().eager_calls == 3 and caesura.report().kernel_calls == 0
+    assert caesura.stats().eager_calls == 3 and caesura.stats().kernel_calls == 0
     with caesura.strict(), pytest.raises(caesura.StrictError, match="its capture fails"):
         wrapped(x)
     assert capfd.readouterr().err == ""
@@ -434,9 +434,9 @@ def test_what_eager_goes_on_with_is_a_graph_break_from_then_on():
         torch.testing.assert_close(y, results[0][0])
         torch.testing.assert_close(gradient, results[0][1])
     if IS_2_14:  # has no place to go on from: all calls are eager's
-        assert caesura.report().eager_calls == 3 and caesura.report().kernel_calls == 0
+        assert caesura.stats().eager_calls == 3 and caesura.stats().kernel_calls == 0
     else:
-        assert caesura.report().eager_calls == 1 and caesura.report().kernel_calls >= 4
+        assert caesura.stats().eager_calls == 1 and caesura.stats().kernel_calls >= 4
     torch._dynamo.reset()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="a graph break"):
         caesura.wrap(net)(x)
@@ -482,4 +482,4 @@ def test_writes_that_autograd_does_not_notice_are_not_noticed(route):
     for found in results[1:]:
         for expected, actual in zip(results[0], found, strict=True):
             torch.testing.assert_close(actual, expected)
-    assert caesura.report().kernel_calls > 0
+    assert caesura.stats().kernel_calls > 0

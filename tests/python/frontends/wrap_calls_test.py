@@ -16,7 +16,7 @@ from wrap_test import Net, gradients  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     with caesura.strict():
         yield
 
@@ -25,7 +25,7 @@ def test_the_backward_is_the_operators():
     wrapped = caesura.wrap(Net())
     y = wrapped(torch.randn(3, 6))
     y.sum().backward()
-    assert caesura.report().kernel_calls == 2 and not caesura.report().eager_calls
+    assert caesura.stats().kernel_calls == 2 and not caesura.stats().eager_calls
     assert "Caesura" in y.grad_fn.name()
 
 
@@ -146,9 +146,9 @@ def test_the_way_past_dynamos_callback_is_taken_and_left():
     with torch.no_grad():
         assert not wrapped(x).requires_grad
     with torch.compiler.set_stance("force_eager"):
-        before = caesura.report().kernel_calls
+        before = caesura.stats().kernel_calls
         wrapped(x)
-        assert caesura.report().kernel_calls == before
+        assert caesura.stats().kernel_calls == before
 
 
 def test_inside_of_another_compiled_function():
@@ -172,7 +172,7 @@ def test_a_graph_break_in_the_middle():
             expected, actual = gradients(module, x), gradients(wrapped, x)
             for name, gradient in expected[1].items():
                 torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5)
-    assert caesura.report().kernel_calls == 12  # two parts, forward and backward, three times
+    assert caesura.stats().kernel_calls == 12  # two parts, forward and backward, three times
 
 
 def test_forward_mode_derivatives_are_refused():
@@ -207,13 +207,13 @@ def test_calls_on_dtypes_without_a_kernel_stay_with_pytorch(call, x):
         return call(x), y.sin() * 2
 
     y = torch.randn(3)
-    caesura.reset_report()
+    caesura.reports.reset()
     with caesura.strict(False), pytest.warns(caesura.FallbackWarning):
         ours = torch.compile(function, backend="caesura")(x, y)
     theirs = function(x, y)
     assert ours[0].dtype == theirs[0].dtype and torch.equal(ours[0].float(), theirs[0].float())
     torch.testing.assert_close(ours[1], theirs[1])
-    assert caesura.report().kernel_calls == 1 and caesura.report().eager_calls == 1 and len(caesura.report().fallbacks) == 1
+    assert caesura.stats().kernel_calls == 1 and caesura.stats().eager_calls == 1 and len(caesura.stats().fallbacks) == 1
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict: this would be left to PyTorch"):
         torch.compile(function, backend="caesura")(x, y)

@@ -46,7 +46,7 @@ class Drawing(nn.Module):
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 def agree(draw):
@@ -67,7 +67,7 @@ def agree(draw):
 def test_masks_and_noise_are_eagers_own(draw):
     with caesura.strict():
         agree(draw)
-    assert not caesura.report().fallbacks and caesura.report().eager_calls > 0
+    assert not caesura.stats().fallbacks and caesura.stats().eager_calls > 0
 
 
 def test_unread_draws_without_gradients():
@@ -99,7 +99,7 @@ def test_dropout_that_drops_nothing_is_its_input():
 def test_draws_that_depend_on_values_are_told_of(draw):
     with pytest.warns(caesura.FallbackWarning, match="random numbers depend on values"):
         agree(draw)
-    assert any("depend on values" in reason for _, reason in caesura.report().fallbacks)
+    assert any("depend on values" in reason for _, reason in caesura.stats().fallbacks)
     torch._dynamo.reset()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="depend on values"):
         caesura.wrap(Drawing(draw))(torch.randn(3, 4))

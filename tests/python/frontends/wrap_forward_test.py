@@ -37,16 +37,16 @@ class Net(Base):
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     with caesura.strict():
         yield
 
 
 def ran(run) -> int:
     """Counts our programs that run() ran."""
-    before = caesura.report().kernel_calls
+    before = caesura.stats().kernel_calls
     run()
-    return caesura.report().kernel_calls - before
+    return caesura.stats().kernel_calls - before
 
 
 def test_forward_is_ours():

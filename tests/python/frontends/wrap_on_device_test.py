@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
 
 
 def language_model(name):
@@ -91,7 +91,7 @@ def test_models_train_as_in_eager(name, route):
             optimizer.zero_grad()
     for p, q in zip(module.buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(q.cpu(), p.cpu())
-    report = caesura.report()
+    report = caesura.stats()
     assert report.eager_calls > 0 and report.kernel_calls == 0
 
 
@@ -129,7 +129,7 @@ def test_a_part_on_the_cpu_has_our_kernels():
     torch.testing.assert_close(given.cpu(), expected.cpu())
     for p, q in zip(module.parameters(), wrapped.parameters(), strict=True):
         torch.testing.assert_close(q.grad.cpu(), p.grad.cpu())
-    report = caesura.report()
+    report = caesura.stats()
     assert report.kernel_calls > 0 and report.eager_calls > 0
 
 

@@ -18,7 +18,7 @@ import caesura  # noqa: E402
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
-    caesura.reset_report()
+    caesura.reports.reset()
     with caesura.strict():
         yield
 
@@ -188,7 +188,7 @@ def test_deepcopy_is_wrapped_and_apart():
         other.last.bias.add_(1)
     x = torch.randn(2, 6)
     torch.testing.assert_close(other(x), wrapped(x) + 1)
-    assert caesura.report().kernel_calls == 2
+    assert caesura.stats().kernel_calls == 2
 
 
 def test_frozen_and_tied_parameters():
@@ -396,9 +396,9 @@ def test_fallback_is_loud_once_and_right():
     with caesura.strict(False):
         with pytest.warns(caesura.FallbackWarning, match="cummax"):
             check(Cummax(), torch.randn(5, 6))
-    (op, reason), = [key for key in caesura.report().fallbacks if "cummax" in key[0]]
-    assert "no equivalent" in reason and caesura.report().eager_calls > 0
-    assert 0 < caesura.report().kernel_share < 1
+    (op, reason), = [key for key in caesura.stats().fallbacks if "cummax" in key[0]]
+    assert "no equivalent" in reason and caesura.stats().eager_calls > 0
+    assert 0 < caesura.stats().kernel_share < 1
 
 
 def test_strict_forbids_fallback():
@@ -410,7 +410,7 @@ def test_backend_by_name():
     module = Net()
     compiled, x = torch.compile(module, backend="caesura"), torch.randn(3, 6)
     torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-6)
-    assert caesura.report().kernel_calls > 0
+    assert caesura.stats().kernel_calls > 0
 
 
 def test_wrap_takes_modules_alone():

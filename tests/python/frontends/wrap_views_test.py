@@ -93,7 +93,7 @@ def test_a_hook_is_called_only_where_eager_calls_it():
             return self.last(x), y, *([y.view(-1)] if self.views else [])
 
     for views in (False, True):
-        caesura.reset_report()
+        caesura.reports.reset()
         module, given = caesura.wrap(Two(views)), []
         module.first.weight.register_hook(given.append)
         with pytest.warns(caesura.FallbackWarning, match="a hook is on"):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard's event files, read as their formats say: TFRecord's frames and checksums, protobuf's wire format."""
+"""The event files of `caesura train --tensorboard`, read as their formats say: TFRecord's frames and checksums, protobuf's wire format."""
 
 import struct
 
 import numpy as np
 import pytest
-import torch
 
-import caesura
+from caesura import _core
 
 
 def crc32c(data: bytes) -> int:
@@ -69,13 +68,12 @@ def test_crc():
 
 
 def test_scalars_texts_and_histograms(tmp_path):
-    events = caesura.EventWriter(tmp_path / "runs" / "first")
-    events.add_scalar("loss/train", 0.25, 3)
-    events.add_scalar("loss/train", torch.tensor(1.5), 1 << 40)
-    events.add_text("options", "**batch** 32 é", 0)
-    values = torch.tensor([[0.0, 1.0], [64.0, float("nan")]], requires_grad=True)
-    events.add_histogram("weights", values, 7)
-    events.add_histogram("none", np.array([np.inf]), 7)
+    events = _core.Events.open(str(tmp_path / "runs" / "first"))
+    events.scalar("loss/train", 0.25, 3)
+    events.scalar("loss/train", 1.5, 1 << 40)
+    events.text("options", "**batch** 32 é", 0)
+    events.histogram("weights", np.array([[0.0, 1.0], [64.0, np.nan]], np.float32), 7)
+    events.histogram("none", np.array([np.inf], np.float32), 7)
     [file] = (tmp_path / "runs" / "first").iterdir()
     assert str(file) == events.path and file.name.startswith("events.out.tfevents.")
     first, *rest = map(fields, records(file))
@@ -96,11 +94,11 @@ def test_scalars_texts_and_histograms(tmp_path):
 
 
 def test_writers_have_files_of_their_own(tmp_path):
-    paths = {caesura.EventWriter(tmp_path).path for _ in range(3)}
+    paths = {_core.Events.open(str(tmp_path)).path for _ in range(3)}
     assert len(paths) == 3 == len(list(tmp_path.iterdir()))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        caesura.EventWriter(tmp_path / "file" / "runs")
+        _core.Events.open(str(tmp_path / "file" / "runs"))

@@ -24,7 +24,7 @@ def test_losses_follow_eager(loop):
     torch._dynamo.reset()
     data = finetune.Text(64)
     expected = finetune.LOOPS[loop](finetune.make_model(), data, 4)
-    caesura.reset_report()
+    caesura.reports.reset()
     actual = finetune.LOOPS[loop](caesura.wrap(finetune.make_model()), data, 4)
     assert actual == pytest.approx(expected, rel=1e-3 if loop == "trainer" else 1e-5)  # Trainer's log has three digits
-    assert len(actual) == 4 and caesura.report().kernel_share > 0.95
+    assert len(actual) == 4 and caesura.stats().kernel_share > 0.95

@@ -32,24 +32,24 @@ class Counted:
     """The work between two places of a test; a fallback is an error."""
 
     def __enter__(self):
-        caesura.reset_report()
+        caesura.reports.reset()
         self._strict = caesura.strict()
         self._strict.__enter__()
         return self
 
     def __exit__(self, *error):
         self._strict.__exit__(*error)
-        self.report = caesura.report()
+        self.report = caesura.stats()
         if error[0] is None:
             assert self.report.kernel_calls > 0 and self.report.eager_calls == 0 and not self.report.fallbacks
 
 
 def is_ours(module) -> bool:
     """True if a call of the module runs in our kernels only."""
-    caesura.reset_report()
+    caesura.reports.reset()
     with torch.no_grad():
         module(data()[0])
-    return caesura.report().kernel_calls > 0
+    return caesura.stats().kernel_calls > 0
 
 
 def test_libraries_are_imported_when_they_are_used():
@@ -291,9 +291,9 @@ def test_trainer_resumes_with_and_without(transformers, tmp_path, before, after)
     assert type(saved) is transformers.LlamaForCausalLM
     torch.testing.assert_close(saved.state_dict(), first.model.state_dict(), rtol=0, atol=0)
     second = hf_trainer(transformers, tmp_path, llama(transformers), callbacks(after), save_strategy="no")
-    caesura.reset_report()
+    caesura.reports.reset()
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert (caesura.report().kernel_calls > 0) is after
+    assert (caesura.stats().kernel_calls > 0) is after
     assert losses_of(second) == pytest.approx(losses_of(plain), rel=LOGGED)
 
 

@@ -37,7 +37,7 @@ def test_is_a_class():
     assert model.module is net
     assert list(model.state_dict()) == list(net.state_dict())
     x = torch.randn(3, 4)
-    caesura.reset_report()
+    caesura.reports.reset()
     with caesura.strict():
         model(x).sum().backward()
     expected = torch.autograd.grad(net(x).sum(), net.linear.weight)[0]

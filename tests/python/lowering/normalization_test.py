@@ -43,7 +43,7 @@ def norm(request):
 def test_wrapped(norm, dtype, tolerance):
     plain = norm.to(dtype)
     wrapped = caesura.wrap(copy.deepcopy(plain))
-    caesura.reset_report()
+    caesura.reports.reset()
     for shape in (X, X, (4, 6, 3, 3)):
         x = torch.randn(shape, dtype=dtype)
         results = []
@@ -56,14 +56,14 @@ def test_wrapped(norm, dtype, tolerance):
             torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         for expected, actual in zip(plain.buffers(), wrapped.buffers()):
             torch.testing.assert_close(actual, expected, rtol=min(tolerance, 1e-6), atol=min(tolerance, 1e-6))
-    left = [line for line in str(caesura.report()).splitlines() if "norm" in line]
+    left = [line for line in str(caesura.stats()).splitlines() if "norm" in line]
     assert not left, left
 
 
 def test_under_autocast(norm):
     plain, wrapped = norm, caesura.wrap(copy.deepcopy(norm))
     conv = nn.Conv2d(6, 6, 1)
-    caesura.reset_report()
+    caesura.reports.reset()
     results = []
     for module in (plain, wrapped):
         x = torch.linspace(-2, 2, 3 * 6 * 20).sin().reshape(X).requires_grad_()
@@ -74,7 +74,7 @@ def test_under_autocast(norm):
     for expected, actual in zip(*results):
         assert actual.dtype == expected.dtype
         torch.testing.assert_close(actual, expected, rtol=5e-2, atol=5e-2 * expected.abs().max().item())  # bfloat16
-    left = [line for line in str(caesura.report()).splitlines() if "norm" in line]
+    left = [line for line in str(caesura.stats()).splitlines() if "norm" in line]
     assert not left, left
 
 

@@ -60,9 +60,9 @@ def test_wrapped_modules_agree_over_changing_lengths(kind, options):
         for steps, batch in ((5, 3), (7, 3), (9, 2), (5, 3)):
             x = torch.randn(batch, steps, 8) if options.get("batch_first") else torch.randn(steps, batch, 8)
             agree(module, wrapped, x)
-    assert not any("break" in op for op, _ in caesura.report().fallbacks)
+    assert not any("break" in op for op, _ in caesura.stats().fallbacks)
     if not options.get("dropout"):
-        assert caesura.report().kernel_share == 1
+        assert caesura.stats().kernel_share == 1
 
 
 @pytest.mark.parametrize("kind, options", [case for case in CASES if not case[1].get("dropout")],

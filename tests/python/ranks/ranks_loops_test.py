@@ -19,7 +19,7 @@ class Ours:
     """A profile of what ran: kernels of ours, and no fallback."""
 
     def __enter__(self):
-        caesura.reset_report()
+        caesura.reports.reset()
         self.strict = caesura.strict()
         self.strict.__enter__()
         self.profile = torch.profiler.profile()
@@ -29,7 +29,7 @@ class Ours:
         self.profile.__exit__(*error)
         self.strict.__exit__(*error)
         if error[0] is None:
-            report = caesura.report()
+            report = caesura.stats()
             assert report.kernel_calls > 0 and report.eager_calls == 0 and not report.fallbacks
             assert any(e.key.startswith("caesura::") for e in self.profile.key_averages())
 

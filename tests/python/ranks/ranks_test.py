@@ -71,10 +71,10 @@ def _compare(expected, actual):
 def around_wrap(rank):
     for accumulated in (False, True):
         eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank, accumulated=accumulated)
-        caesura.reset_report()
+        caesura.reports.reset()
         ours = _train(DistributedDataParallel(caesura.wrap(Net()), find_unused_parameters=True), True, rank, accumulated=accumulated)
         _compare(eager, ours)
-        assert caesura.report().kernel_calls == 4 * (1 + accumulated) and not caesura.report().fallbacks
+        assert caesura.stats().kernel_calls == 4 * (1 + accumulated) and not caesura.stats().fallbacks
     return True
 
 
@@ -82,21 +82,21 @@ def under_compile(rank):
     """torch.compile() works around DistributedDataParallel, whose own code breaks the graph, and within it."""
     eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank)
     for around in (True, False):
-        caesura.reset_report()
+        caesura.reports.reset()
         net = Net()
         if around:
             module = torch.compile(DistributedDataParallel(net, find_unused_parameters=True), backend="caesura")
         else:
             module = DistributedDataParallel(torch.compile(net, backend="caesura"), find_unused_parameters=True)
         _compare(eager, _train(module, False, rank))
-        assert caesura.report().kernel_calls == 4 and caesura.report().kernel_share == 1
+        assert caesura.stats().kernel_calls == 4 and caesura.stats().kernel_share == 1
     return True
 
 
 def around_ddp(rank):
     """wrap() of a module in DistributedDataParallel is DistributedDataParallel of the wrapped module."""
     eager = _train(DistributedDataParallel(Net(), find_unused_parameters=True), False, rank)
-    caesura.reset_report()
+    caesura.reports.reset()
     plain = DistributedDataParallel(Net(), find_unused_parameters=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", caesura.FallbackWarning)
@@ -104,7 +104,7 @@ def around_ddp(rank):
         assert caesura.wrap(module) is module and isinstance(module, DistributedDataParallel)
         assert list(module.state_dict()) == list(plain.state_dict())
         _compare(eager, _train(module, True, rank))
-    assert caesura.report().kernel_calls == 4 and not caesura.report().fallbacks
+    assert caesura.stats().kernel_calls == 4 and not caesura.stats().fallbacks
     return True
 
 
@@ -202,14 +202,14 @@ def tensor_parallel(rank):
         results = []
         for ours in (False, True):
             block = parallelize_module(Block(), mesh, plan)
-            caesura.reset_report()
+            caesura.reports.reset()
             module = caesura.wrap(block) if ours else block
             given = distribute_tensor(x, mesh, [Shard(1)]) if sequence else x
             with caesura.strict(ours), warnings.catch_warnings():
                 warnings.simplefilter("error" if ours else "default", caesura.FallbackWarning)
                 y = _whole(module(given))
             y.square().mean().backward()
-            assert not ours or (caesura.report().kernel_calls > 2 and not caesura.report().fallbacks), caesura.report()
+            assert not ours or (caesura.stats().kernel_calls > 2 and not caesura.stats().fallbacks), caesura.stats()
             results.append([y.detach()] + [_whole(p.grad) for p in block.parameters()])
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)

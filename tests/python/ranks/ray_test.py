@@ -69,7 +69,7 @@ def worker(config):
     if dist.get_rank() == 0:
         pathlib.Path(config["found"]).write_text(json.dumps({
             "world": dist.get_world_size(), "eager": eager, "wrapped": wrapped, "compiled": compiled,
-            "kernels": caesura.report().kernel_calls, "fallbacks": len(caesura.report().fallbacks)}))
+            "kernels": caesura.stats().kernel_calls, "fallbacks": len(caesura.stats().fallbacks)}))
 
 
 def test_two_workers(workers, tmp_path):

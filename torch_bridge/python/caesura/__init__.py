@@ -14,12 +14,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from caesura import _core
-from caesura import onnxruntime as onnxruntime, optim as optim, typing as typing
+from caesura import integrations as integrations, onnxruntime as onnxruntime, optim as optim, typing as typing
 from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, StrictError, Suspended
-from caesura.integrations.tensorboard import EventWriter
 from caesura.ranks import Ranks
-from caesura.reports import Report, profile, report, reset_report, strict
-from caesura.sessions.split import ForwardRun, SplitModule
+from caesura.reports import profile, stats, strict
+from caesura.sessions.split import SplitModule
 from caesura.sessions.training import TrainingSession
 
 if TYPE_CHECKING:  # type checkers and editors look here, since the names are looked up at run time
@@ -35,9 +34,8 @@ _WITH_TORCH = {
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
-    "CompiledStep", "Error", "EventWriter", "FallbackWarning", "ForwardRun", "RankFailure", "Ranks", "Report", "SplitModule",
-    "StepRefused", "StrictError", "Suspended", "TrainingSession", "compile_step", "load", "profile", "report",
-    "reset_report", "strict", "wrap",
+    "CompiledStep", "Error", "FallbackWarning", "RankFailure", "Ranks", "SplitModule", "StepRefused", "StrictError",
+    "Suspended", "TrainingSession", "compile_step", "load", "profile", "stats", "strict", "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

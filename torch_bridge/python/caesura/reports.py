@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports: how much time our kernels and PyTorch take, which calls were left to PyTorch and why, and what is not used."""
+"""Counters: how much time our kernels and PyTorch take, which calls were left to PyTorch and why, and what is not used."""
 
 import contextlib
 import copy
@@ -16,8 +16,8 @@ from caesura.user_code import calling_line, is_installed, is_users
 
 
 @dataclass
-class Report:
-    """Counts of a process since its start, or since reset_report().
+class Stats:
+    """Counts of a process since its start. The difference of two has what came between them.
 
     Draws of a given shape (dropout masks, rand, randn_like) are no fallbacks: they are eager's own numbers by design.
     Draws that depend on values (multinomial, poisson) are. Code outside of captured graphs is not counted: code after a
@@ -31,16 +31,16 @@ class Report:
         eager_calls: the number of the second, and of calls whose capture failed.
         fallbacks: dict from (op, reason) to the set of places where it was met.
         lost: dict from a part of caesura that this process does without to why, what that costs, and what to do: PyTorch's
-            bridge, the program cache, the fast path of a module or step, cuDNN, the cache of CUDA kernels. reset_report() keeps
-            it.
+            bridge, the program cache, the fast path of a module or step, cuDNN, the cache of CUDA kernels. A difference
+            has all of them.
         detours: dict from (what, reason) to how often: calls that Dynamo handled although they captured nothing, graphs
             whose autograd node is PyTorch's, calls that have no key on disk.
 
     Example::
 
-        before = caesura.report()
+        before = caesura.stats()
         loss = model(inputs)
-        print(caesura.report().kernel_calls - before.kernel_calls)
+        print(caesura.stats() - before)
     """
     kernel_seconds: float = 0.0
     eager_seconds: float = 0.0
@@ -55,6 +55,14 @@ class Report:
         """The part of the time that caesura's kernels took, 0 to 1."""
         total = self.kernel_seconds + self.eager_seconds
         return self.kernel_seconds / total if total else 0.0
+
+    def __sub__(self, before: "Stats") -> "Stats":
+        fallbacks = {what: places - before.fallbacks.get(what, set()) for what, places in self.fallbacks.items()}
+        detours = {what: count - before.detours.get(what, 0) for what, count in self.detours.items()}
+        return Stats(self.kernel_seconds - before.kernel_seconds, self.eager_seconds - before.eager_seconds,
+                     self.kernel_calls - before.kernel_calls, self.eager_calls - before.eager_calls,
+                     {what: places for what, places in fallbacks.items() if places}, dict(self.lost),
+                     {what: count for what, count in detours.items() if count})
 
     def __str__(self) -> str:
         lines = [f"own kernels {self.kernel_seconds:.3f} s in {self.kernel_calls} calls ({self.kernel_share:.1%}), "
@@ -71,7 +79,7 @@ class _Local(threading.local):
     waiting = None  # the warnings to give if the call succeeds
 
 
-RECORD = Report()
+RECORD = Stats()
 _ROW = 8  # calls that capture nothing and miss the fast path; fewer are usual where keys are compared and modes change
 _local = _Local()
 _sources = []
@@ -79,7 +87,7 @@ ended_well = set()  # where captures have failed, of calls that have ended well 
 
 
 def collect_from(take) -> None:
-    """`take()` gives what a part in C++ has counted since the last time: the first four fields of a Report."""
+    """`take()` gives what a part in C++ has counted since the last time: the first four fields of Stats."""
     _sources.append(take)
 
 
@@ -89,15 +97,15 @@ def refuse_lost_parts() -> None:
         _refuse("; ".join(f"{part} is not used: {text}" for part, text in lost.items()))
 
 
-def report() -> Report:
+def stats() -> Stats:
     """Returns the counters as they are now; later calls do not change the result.
 
     Returns:
-        Report: print it, or read its fields.
+        Stats: print it, read its fields, or take the difference of two.
 
     Example::
 
-        print(caesura.report())
+        print(caesura.stats())
     """
     for take in _sources:
         counted = take()
@@ -109,15 +117,11 @@ def report() -> Report:
     return copy.deepcopy(RECORD)
 
 
-def reset_report() -> None:
-    """Sets all counters to zero. Parts of caesura that are not used stay listed.
-
-    Example::
-
-        caesura.reset_report()
-    """
-    report()
-    vars(RECORD).update(vars(Report(lost=RECORD.lost)))
+def reset() -> None:
+    """Sets all counters to zero, so that each fallback warns again; for tests. Parts of caesura that are not used stay
+    listed."""
+    stats()
+    vars(RECORD).update(vars(Stats(lost=RECORD.lost)))
 
 
 @contextlib.contextmanager
@@ -134,7 +138,7 @@ def recorded():
 def write_page(recording, path, title: str, session=None) -> None:
     """The page of a recording, with what has fallen back in this process so far. session: a _core.Training, whose curves it
     shows."""
-    now = report()
+    now = stats()
     fallbacks = [(op, reason, sorted(places)) for (op, reason), places in now.fallbacks.items()]
     recording.write(os.fspath(path), title, fallbacks, (now.kernel_seconds, now.eager_seconds), session)
 
@@ -244,7 +248,7 @@ def lose(part: str, why: str, effect: str, remedy: str) -> None:
 
 
 def note_detour(what: str, reason) -> None:
-    """Counts what took a longer way, by design or because of a limit: report() lists it, nobody is warned."""
+    """Counts what took a longer way, by design or because of a limit: stats() lists it, nobody is warned."""
     key = what, str(reason)
     if key not in RECORD.detours:
         logging.getLogger("caesura").info("the longer way: %s: %s", *key)

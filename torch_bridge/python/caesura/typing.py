@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types for hints: what arguments may be, and what calls return."""
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
@@ -27,6 +28,16 @@ Loss = Literal["cross_entropy", "mse", "l1", "bce_with_logits", "output"]
 Commit = Literal["late", "eager-consume"]
 OnFailure = Literal["stop", "skip", "retry", "retry-on-defaults", "retry-in-parts"]
 Schedule = Literal["constant", "linear", "cosine", "polynomial", "step"]
+
+
+_ELSEWHERE = {"CompiledStep": "caesura.frontends.compile_step", "ForwardRun": "caesura.sessions.split",
+              "OnnxOutputs": "caesura.sessions.onnx_module", "Stats": "caesura.reports"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module 'caesura.typing' has no attribute '{name}'")
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
 class Plan(NamedTuple):

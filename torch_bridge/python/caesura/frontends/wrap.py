@@ -247,7 +247,7 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
 
     The first call captures graphs. So does a call whose inputs have other dtypes, devices, ranks or non-tensor values
     than every graph before. Calls without a kernel stay with PyTorch, with a FallbackWarning, and so does code that
-    Dynamo does not capture (a graph break): report() counts them, strict() forbids them. On other devices than the
+    Dynamo does not capture (a graph break): stats() counts them, strict() forbids them. On other devices than the
     CPU and NVIDIA's GPUs all calls stay.
 
     The backward hands out gradients as they are ready, 1 MiB at a time, so that DistributedDataParallel sends them while
