@@ -17,7 +17,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the texts name the types
+autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 
 html_theme = "pydata_sphinx_theme"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name documents its purpose, arguments, results and errors, has an example, and is on a page."""
 
+import importlib
 import inspect
 import operator
 import pathlib
@@ -51,6 +52,28 @@ def test_a_public_name_is_documented(name):
     assert [pattern for pattern in wanted if not re.search(pattern, text, re.M)] == []
     if inspect.isclass(item):
         assert [m for m, member in own_methods(item) if not inspect.getdoc(member)] == []
+
+
+def functions_of(item):
+    """Yields (name, function) of a public function, or of a class's constructor, methods and properties."""
+    if inspect.isclass(item):
+        for name, member in [("__init__", vars(item).get("__init__")), *own_methods(item)]:
+            parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+            yield from ((name, part) for part in map(inspect.unwrap, filter(None, parts)) if inspect.isfunction(part))
+    elif callable(item):
+        yield item.__name__, inspect.unwrap(item)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"optim.{name}" for name in caesura.optim.__all__), "backend.backend", "ortmodule.ORTModule"])
+def test_every_parameter_and_result_has_a_type(name):
+    importlib.import_module(f"caesura.{name.partition('.')[0]}" if name.startswith(("backend", "ortmodule")) else "caesura")
+    missing = []
+    for of, function in functions_of(operator.attrgetter(name)(caesura)):
+        signature = inspect.signature(function)
+        missing += [f"{of}({p.name})" for p in signature.parameters.values()
+                    if p.annotation is p.empty and p.name not in ("self", "cls")]
+        missing += [f"{of}()"] * (signature.return_annotation is inspect.Signature.empty)
+    assert missing == []
 
 
 def test_every_public_name_is_on_the_reference_page():

@@ -163,7 +163,7 @@ def test_a_split_module_hands_out_device_tensors(standin, tmp_path):  # noqa: F8
     copies, waits = standin.calls("cuMemcpyDtoHAsync"), standin.host_waits()
     run = module.forward({"x": X})
     taken = onnxruntime.OrtValue.from_dlpack(Lent(run.outputs["y"]))  # as another library takes it
-    gradients = run.backward({"y": Lent(there)}, keep=True)
+    gradients = run.backward({"y": Lent(there)}, retain_graph=True)
     again = run.backward([there])
     assert (standin.calls("cuMemcpyDtoHAsync"), standin.host_waits()) == (copies, waits)
     assert run.outputs["y"].__dlpack_device__() == gradients["w"].__dlpack_device__() == (CUDA, 0)

@@ -167,7 +167,7 @@ def test_session_options(model):
         warnings.simplefilter("error")
         session = onnxruntime.InferenceSession(model, options)
     assert session.get_session_options() is options
-    assert session.plan({"x": X}).startswith("2 steps of 2 nodes")
+    assert session.plan({"x": X}).text.startswith("2 steps of 2 nodes")
     onnxruntime.SessionOptions().graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with pytest.raises(AttributeError, match="no option 'intra_op_threads'; there are intra_op_num_threads"):
         options.intra_op_threads = 2
@@ -216,7 +216,7 @@ def test_levels_of_optimisation(model):
         options.graph_optimization_level = level
         session = onnxruntime.InferenceSession(model, options)
         assert session.run(["n"], {"x": X})[0].tolist() == [[-11, -22]]
-        plans.append(len(session.plan({"x": X}).splitlines()))
+        plans.append(len(session.plan({"x": X}).text.splitlines()))
     assert plans[0] == plans[1] > plans[2] == plans[4]  # fused from ORT_ENABLE_EXTENDED on
 
 

@@ -38,7 +38,7 @@ def test_gradients_by_name_and_by_order(module):
     run = module.forward({"x": X})
     np.testing.assert_allclose(run.outputs["y"], np.tanh(X) @ W, rtol=1e-14)
     assert run.outputs["s"].tolist() == [2, 3]
-    by_name = run.backward({"y": DY}, keep=True)
+    by_name = run.backward({"y": DY}, retain_graph=True)
     by_order = run.backward([DY, None])
     check(by_name)
     assert all(np.array_equal(by_name[name], by_order[name]) for name in ("x", "w"))

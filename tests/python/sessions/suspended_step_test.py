@@ -192,7 +192,7 @@ def test_a_split_modules_run_is_taken_up_by_another(tmp_path):
     x, dy = feeds()["x"], np.ones((4, 2), np.float32)
     begins, ends = module(), module(2.0)
     run = begins.forward({"x": x})
-    expected = run.backward({"scores": dy}, keep=True)
+    expected = run.backward({"scores": dy}, retain_graph=True)
     run.save(tmp_path / "run")
     run.save(tmp_path / "run")  # it still waits, and the file is replaced
     taken = ends.load_run(tmp_path / "run")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["backend"]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name != "backend":
         raise AttributeError(f"module 'caesura.backend' has no attribute '{name}'")
     from caesura.capture import frames, polyfills

@@ -8,7 +8,7 @@ arguments of their papers.
 """
 
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Literal, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 __all__ = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "Muon", "NAdam", "Optimizer",
            "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -39,7 +39,7 @@ class Optimizer:
             found |= zip(names, map(float, values))
         return found
 
-    def _values(self) -> dict:
+    def _values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
@@ -206,7 +206,7 @@ class Adafactor(Optimizer):
     _: KW_ONLY
     maximize: bool = False
 
-    def _values(self) -> dict:
+    def _values(self) -> dict[str, Any]:
         first, second = self.eps
         values = super()._values()
         del values["eps"]
@@ -226,7 +226,7 @@ class Muon(Optimizer):
     ns_steps: int = 5
     adjust_lr_fn: Union[Literal["original", "match_rms_adamw", "spectral_unclamped"], None] = None
 
-    def _values(self) -> dict:
+    def _values(self) -> dict[str, Any]:
         values = super()._values()
         adjust = values.pop("adjust_lr_fn")
         if adjust not in (None, "original", "match_rms_adamw", "spectral_unclamped"):

@@ -100,7 +100,7 @@ def communicator(group: "Group" = None, gpu: Optional["_core.Gpu"] = None) -> Op
     return _core.communicator(name) if gpu is None else gpu.communicator(name)
 
 
-def host_group(group: "Optional[ProcessGroup]" = None) -> Any:
+def host_group(group: Any = None) -> Any:
     """The process group itself if it exchanges tensors of the host. Else (NCCL's) a new group of the same ranks that does, on
     Gloo: all of them call this."""
     from caesura.capture.compat import group_timeout

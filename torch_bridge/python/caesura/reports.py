@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, NoReturn, Optional
 
 from caesura import _core
 from caesura.errors import FallbackWarning, StrictError
+from caesura.typing import Path
 from caesura.user_code import calling_line, is_installed, is_users
 
 
@@ -46,9 +48,9 @@ class Stats:
     eager_seconds: float = 0.0
     kernel_calls: int = 0
     eager_calls: int = 0
-    fallbacks: dict = field(default_factory=dict)
-    lost: dict = field(default_factory=dict)
-    detours: dict = field(default_factory=dict)
+    fallbacks: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    detours: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def kernel_share(self) -> float:
@@ -73,20 +75,23 @@ class Stats:
         return "\n".join(lines)
 
 
+Problem = tuple[str, str, str]  # what is left to PyTorch: the op, the reason, the place
+
+
 class _Local(threading.local):
     strict = False
     refusal: StrictError | None = None  # the latest
-    waiting = None  # the warnings to give if the call succeeds
+    waiting: list[Problem] | None = None  # the warnings to give if the call succeeds
 
 
 RECORD = Stats()
 _ROW = 8  # calls that capture nothing and miss the fast path; fewer are usual where keys are compared and modes change
 _local = _Local()
-_sources = []
-ended_well = set()  # where captures have failed, of calls that have ended well in eager: there is no mistake of the user's
+_sources: list[Callable[[], tuple[float, int, float, int]]] = []
+ended_well: set[str] = set()  # where captures have failed, of calls that have ended well in eager: there is no mistake of the user's
 
 
-def collect_from(take) -> None:
+def collect_from(take: Callable[[], tuple[float, int, float, int]]) -> None:
     """`take()` gives what a part in C++ has counted since the last time: the first four fields of Stats."""
     _sources.append(take)
 
@@ -125,7 +130,7 @@ def reset() -> None:
 
 
 @contextlib.contextmanager
-def recorded():
+def recorded() -> Iterator[_core.Recording]:
     """Records what caesura's programs and steps do in the block. Gives what write_page() takes."""
     recording = _core.Recording()
     recording.begin()
@@ -135,7 +140,7 @@ def recorded():
         recording.end()
 
 
-def write_page(recording, path, title: str, session=None) -> None:
+def write_page(recording: _core.Recording, path: Path, title: str, session: Any = None) -> None:
     """The page of a recording, with what has fallen back in this process so far. session: a _core.Training, whose curves it
     shows."""
     now = stats()
@@ -144,7 +149,7 @@ def write_page(recording, path, title: str, session=None) -> None:
 
 
 @contextlib.contextmanager
-def profile(path, title: str = "profile"):
+def profile(path: Path, title: str = "profile") -> Iterator[None]:
     """Writes a page about what caesura runs within a `with` block: time by op and by source line, memory, graph, what fell
     back and why, and what to try first.
 
@@ -176,7 +181,7 @@ def profile(path, title: str = "profile"):
 
 
 @contextlib.contextmanager
-def strict(on: bool = True):
+def strict(on: bool = True) -> Iterator[None]:
     """Forbids fallbacks, and parts of caesura that are not used, within a `with` block, in this thread.
 
     Args:
@@ -202,7 +207,7 @@ def strict(on: bool = True):
 
 
 @contextlib.contextmanager
-def refusing():
+def refusing() -> Iterator[None]:
     """Raises a StrictError from within the block as it is, also if PyTorch has wrapped it."""
     try:
         yield
@@ -215,12 +220,12 @@ def refusing():
         raise
 
 
-def _refuse(what: str):
+def _refuse(what: str) -> NoReturn:
     refusal = _local.refusal = StrictError(f"strict: {what}")
     raise refusal
 
 
-def fall_back(problems) -> None:
+def fall_back(problems: list[Problem]) -> None:
     """Reports calls that stay with PyTorch, a list of (op, reason, place), each once."""
     if problems and _local.strict:
         listed = "\n".join(f"  {op}: {reason} (at {place})" for op, reason, place in dict.fromkeys(problems))
@@ -247,7 +252,7 @@ def lose(part: str, why: str, effect: str, remedy: str) -> None:
         warnings.warn_explicit(f"{part} is not used: {text}", FallbackWarning, *calling_line()[:2])
 
 
-def note_detour(what: str, reason) -> None:
+def note_detour(what: str, reason: object) -> None:
     """Counts what took a longer way, by design or because of a limit: stats() lists it, nobody is warned."""
     key = what, str(reason)
     if key not in RECORD.detours:
@@ -266,7 +271,7 @@ class Detours:
     Each comes with a reason and a remedy, what the user can do: "" if another message has said it, or if it is by design.
     """
 
-    def __init__(self, of: str):
+    def __init__(self, of: str) -> None:
         """of: what is called, for the user."""
         self._of, self._why, self._row = of, ("", ""), 0
         self._number: Optional[int] = None
@@ -277,7 +282,7 @@ class Detours:
         if self._row >= _ROW and remedy:
             lose(f"the fast path of {self._of}", reason, "Each call costs Dynamo's guards and bytecode", remedy)
 
-    def add(self, why: tuple, is_first: bool = False, number: Optional[int] = None) -> None:
+    def add(self, why: tuple[str, str], is_first: bool = False, number: Optional[int] = None) -> None:
         """After a call that asked Dynamo. why: (reason, remedy). is_first: whether it has captured. number: it counts all
         calls, so that calls in a row are told from rare ones; None where a kind of calls that has missed the fast path will
         always miss it."""
@@ -288,7 +293,7 @@ class Detours:
         note_detour(f"calls of {self._of}", why[0])
 
     @contextlib.contextmanager
-    def after(self, why: tuple, is_first: bool, number: int):
+    def after(self, why: tuple[str, str], is_first: bool, number: int) -> Iterator[None]:
         """The same with the (reason, remedy) of a Detour that the block raises, if it raises one."""
         try:
             yield
@@ -297,7 +302,7 @@ class Detours:
         self.add(why, is_first, number)
 
 
-def _line_of(*places) -> tuple:
+def _line_of(*places: str) -> tuple[str, int]:
     """(file, line) of the first of the places ("model.py:12 in forward") in a file that is no installed package's; of the line
     that calls where there is none."""
     for place in places:
@@ -307,7 +312,7 @@ def _line_of(*places) -> tuple:
     return calling_line()[:2]
 
 
-def fall_back_if_it_ends_well(problem, is_users_error: bool) -> None:
+def fall_back_if_it_ends_well(problem: Problem, is_users_error: bool) -> None:
     """Tells of a capture that has failed, of a call that runs in eager now: if that ends well, within told_at_the_end(). Outside
     of it nobody knows how the call ends: an error that looks like the user's own is not told there."""
     if _local.waiting is not None:
@@ -317,12 +322,12 @@ def fall_back_if_it_ends_well(problem, is_users_error: bool) -> None:
 
 
 @contextlib.contextmanager
-def told_at_the_end():
+def told_at_the_end() -> Iterator[None]:
     """Reports failed captures of the block if it succeeds. If it fails, only its error is raised."""
     before, _local.waiting = _local.waiting, []
+    problems = _local.waiting
     try:
         yield
-        problems = _local.waiting
     finally:
         _local.waiting = before
     ended_well.update(place for _, _, place in problems)

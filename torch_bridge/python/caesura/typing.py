@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from caesura.sessions.onnx_module import OnnxOutputs
     from caesura.sessions.split import ForwardRun
 
-__all__ = ["Array", "Commit", "CompiledStep", "Feeds", "ForwardRun", "Loss", "Model", "OnFailure", "OnnxOutputs", "Path", "Plan",
+__all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Model", "OnFailure", "OnnxOutputs", "Path", "Plan",
            "Precision", "Properties", "Providers", "Schedule", "Stats"]
 
 Path = Union[str, "os.PathLike[str]"]
 Model = Union[str, "os.PathLike[str]", bytes, "onnx.ModelProto"]  # a file's path, its bytes, or the model
 Array = Any  # of NumPy, or of any library with DLPack; lists and numbers are copied
-Feeds = Mapping[str, Array]  # by the inputs' names
+DType = Any  # as NumPy has it (np.float32, ml_dtypes.bfloat16, "float32"), or ONNX's number of it
+Feeds = dict[str, Array]  # by the inputs' names
 Properties = Mapping[str, Union[int, float, str]]
 Providers = Sequence[Union[str, tuple[str, Mapping[str, Any]]]]  # names, or (name, options)
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -5,6 +5,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable
+from typing import Any, Optional
 import torch
 
 from caesura import _core
@@ -48,6 +49,7 @@ from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Step
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
 from caesura.runtime.step_ranks import StepRanks
+from caesura.typing import Precision
 
 
 collect_from(_core.take_step_counts)
@@ -59,9 +61,10 @@ _CHANGES = 3  # of the optimizer's options, that programs are made anew for
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 
 
-def compile_step(module: torch.nn.Module, loss_fn, optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0,
-                 accumulation_steps: int = 1, precision: str = "fp32", memory_budget: int = 0, dynamic=None,
-                 threads: int = 0, ranks: Ranks = Ranks()) -> "CompiledStep":
+def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
+                 optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0, accumulation_steps: int = 1,
+                 precision: Precision = "fp32", memory_budget: int = 0, dynamic: Optional[bool] = None, threads: int = 0,
+                 ranks: Ranks = Ranks()) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -138,17 +141,18 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         print(float(loss), step.updates, step.memory)
     """
 
-    _quick: Callable  # of the extension
+    _quick: Callable[[tuple[Any, ...], dict[str, Any]], Optional[torch.Tensor]]  # of the extension
 
-    def __init__(self, module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                 threads, ranks):
+    def __init__(self, module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
+                 optimizer: torch.optim.Optimizer, clip_norm: float, accumulation_steps: int, precision: Precision,
+                 memory_budget: int, dynamic: Optional[bool], threads: int, ranks: StepRanks) -> None:
         super().__init__()
         self._ranks = ranks
         if not clip_norm >= 0:
             raise ValueError(f"clip_norm is a norm, 0 or more (0 does not clip), got {clip_norm}")
         counts = {"accumulation_steps": (accumulation_steps, 1), "memory_budget": (memory_budget, 0), "threads": (threads, 0)}
         for name, (value, least) in counts.items():
-            if not (isinstance(value, numbers.Integral) and value >= least):
+            if not (isinstance(value, numbers.Integral) and int(value) >= least):
                 raise ValueError(f"{name} is a number of {least} or more, got {value!r}")
         if dynamic not in (None, True, False):
             raise ValueError(f"dynamic is None, True or False, got {dynamic!r}")
@@ -159,7 +163,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
         self._recipe, self._gradients = None, Gradients()
         self._programs = []
-        self._inputs = self._ran = None
+        self._inputs: Any = None
+        self._ran: Any = None
         self._capturing = self._gives_leaves = False
         self._keys = 0 if dynamic is True else _KEYS
         self._changes = _CHANGES
@@ -169,10 +174,10 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         if takes_hooks(optimizer):  # one without is updated by no program. Loading replaces a state's tensors.
             optimizer.register_load_state_dict_post_hook(lambda _: self._describe())
             return_counts(optimizer)
-        self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,
+        self._call = torch.compile(self._loss, backend=self._capture, fullgraph=True, dynamic=dynamic,  # type: ignore[call-overload]
                                    recompile_limit=_CAPTURES, isolate_recompiles=True)
 
-    def _describe(self, changing=None):
+    def _describe(self, changing: Any = None) -> None:
         self._calls = []
         self._names = {id(tensor): name for name, tensor in tensors_by_name(self.module, self.loss_fn, self.optimizer).items()}
         try:
@@ -189,7 +194,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             self._open_again()
         self._recipe = recipe
 
-    def _open_again(self):
+    def _open_again(self) -> None:
         """Closes the sessions, which were made for another update or other ranks."""
         self._refuse_while_one_waits()
         self._calls = []
@@ -197,7 +202,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         for program in self._programs:
             program.session = None
 
-    def _check_optimizer(self):
+    def _check_optimizer(self) -> None:
         """Describes the optimizer again if it no longer matches the programs."""
         change = self._recipe.change()
         if change == OPTIONS and self._changes:
@@ -206,7 +211,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         elif change:
             self._describe(None if change == MEMBERS else change)
 
-    def _join_window(self, program) -> bool:
+    def _join_window(self, program: Any) -> bool:
         """Adds the next call to its update's window. False if PyTorch must do the update; the program is closed."""
         is_first = self.micro_steps % self.accumulation_steps == 0
         window = frozenset() if is_first else self._window
@@ -224,7 +229,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self._window, self._loss_scale = window | program.learning, program.session.loss_scale
         return True
 
-    def _capture_call(self, args: tuple, kwargs: dict) -> Captured:
+    def _capture_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Finds the program for such inputs, and captures it if necessary; nothing runs and nothing changes."""
         self._capturing = True
         try:
@@ -235,7 +240,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             self._capturing = False
         raise AssertionError("a capture ends by Captured")
 
-    def _loss(self, *args, **kwargs):
+    def _loss(self, *args: Any, **kwargs: Any) -> Any:
         if self._gives_leaves:
             args, kwargs = tree_map_only(torch.Tensor, as_leaf, (args, kwargs))
         for hooks in _HOOKS:
@@ -250,7 +255,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         # The clone separates the loss from other values. Dynamo needs the detach to return it after a requires_grad_().
         return as_loss(loss.clone())
 
-    def _capture(self, graph, example_inputs):
+    def _capture(self, graph: Any, example_inputs: Any) -> Any:
         example_inputs = take_as_given(graph, example_inputs)
         position, loss = attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
@@ -283,7 +288,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             record(graph)
             table |= get_decompositions(DECOMPOSED_TWICE)
 
-        def keep(module, inputs):
+        def keep(module: Any, inputs: Any) -> Any:
             metadata = TracingContext.get().fw_metadata
             join_checks(module, len(metadata.tokens))
             drop_meshes(module, example_inputs)
@@ -310,7 +315,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self._programs.append(program)
         return program
 
-    def _first(self, args, kwargs) -> torch.Tensor:
+    def _first(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Runs a call that matches none of `_calls`."""
         self._ranks.join(self._programs)
         self._check_optimizer()
@@ -328,15 +333,15 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
                 return loss
         self._inputs = (args, kwargs)
         try:
-            loss = self._run(*args, **kwargs)
+            ran: torch.Tensor = self._run(*args, **kwargs)
             if not self._capturing:
                 with self._detours.after(UNLIKE, len(self._programs) > before, self.micro_steps):
-                    self._quicken(loss, args, kwargs, key)
-            return loss
+                    self._quicken(ran, args, kwargs, key)
+            return ran
         finally:
             self._inputs = self._ran = None
 
-    def _key(self, args, kwargs):
+    def _key(self, args: Any, kwargs: Any) -> Any:
         """The call's compiled_steps.StepKey, for a cheap check of later calls and for the disk; None if it has none."""
         own = tensors_of(self.module)
         for program in self._programs:
@@ -351,7 +356,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             note_detour(f"the step of {type(self.module).__name__} is not kept on disk", f"no key holds {error}")
             return None
 
-    def _recall(self, key, args, kwargs) -> bool:
+    def _recall(self, key: Any, args: Any, kwargs: Any) -> bool:
         """True if a program with that key exists, here or on disk; it becomes the first of the quick calls."""
         program = next((p for p in self._programs if key.fits(p)), None)
         if program is None:
@@ -378,7 +383,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             return False
         return True
 
-    def _quicken(self, loss, args, kwargs, key):
+    def _quicken(self, loss: Any, args: Any, kwargs: Any, key: Any) -> None:
         """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same. Raises Detour if they
         cannot."""
         try:
@@ -406,10 +411,10 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             if key.fits(program):
                 compiled_steps.store(key, program)
 
-    def _keep(self, call):
+    def _keep(self, call: Any) -> None:
         self._calls = [call, *(c for c in self._calls if c.program is not call.program)][:_CALLS]
 
-    def _run(self, *args, **kwargs):
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad(), quietly(), tracing():
             try:
                 if self._programs:

@@ -35,7 +35,7 @@ from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
 
 
-def apart(function):
+def apart(function: Any) -> Any:
     """The function with code of its own: PyTorch keeps and counts captured graphs by code, which all modules would share."""
     return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
                               function.__closure__)
@@ -54,11 +54,11 @@ class _Captured:
     fits = True  # PyTorch can make the results that are views
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
-    def __init__(self, device, away, results):
+    def __init__(self, device: Any, away: Any, results: Any) -> None:
         """results: those of Dynamo's graph, as tensors without values, nothing if one is no tensor."""
         self.device, self.away, self.results = device, away, results
 
-    def compile_forward(self, module, example_inputs):
+    def compile_forward(self, module: Any, example_inputs: Any) -> Any:
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
         self.metadata, whole = TracingContext.get().fw_metadata, []
         if not self.away:
@@ -74,7 +74,7 @@ class _Captured:
         self.forward = self._program(module)
         return _boxed(lambda: self.forward, whole)
 
-    def compile_backward(self, module, example_inputs):
+    def compile_backward(self, module: Any, example_inputs: Any) -> Any:
         module = module if self.away else in_pairs(module)
         try:
             self.backward = self._program(module, "backward", self.forward.placeholders)
@@ -82,14 +82,14 @@ class _Captured:
             self.refused = True
         return _boxed(lambda: self.backward or self._program(module, "backward"))
 
-    def _program(self, module, phase="", sources=()):
+    def _program(self, module: Any, phase: Any = "", sources: Any = ()) -> Any:
         with unset_fake_temporarily():  # the graph's constants are real
             return GraphProgram(module, phase, sources, self.device)
 
 
-def _boxed(get_program, whole=()):
+def _boxed(get_program: Any, whole: Any = ()) -> Any:
     """whole: positions of results that are no views in eager. Ours may be views of dense tensors, in which autograd forbids writes."""
-    def run(arguments):
+    def run(arguments: Any) -> Any:
         results = get_program().run(arguments)
         for i in whole:
             if isinstance(results[i], torch.Tensor) and is_view(results[i]):
@@ -99,7 +99,7 @@ def _boxed(get_program, whole=()):
     return boxed(run)
 
 
-def _key(module, example_inputs):
+def _key(module: Any, example_inputs: Any) -> Any:
     """The key of the graph's call on disk; None if the call is not kept."""
     if not disk.enabled():
         return None
@@ -110,13 +110,13 @@ def _key(module, example_inputs):
         return None
 
 
-def _device_of(example_inputs) -> torch.device:
+def _device_of(example_inputs: Any) -> torch.device:
     """The device that the graph's tensors are on, the CPU's scalars beside them left out."""
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor) and value.device != CPU}
     return min(devices, key=str, default=CPU)
 
 
-def backend(module: torch.fx.GraphModule, example_inputs, **options):
+def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: Any) -> Any:
     """Compiles a graph of dynamo's: forward and backward as programs of caesura's, cut where PyTorch's autograd cuts."""
     if options:
         raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from caesura.runtime.optimizers import Recipe, Stepping, keeps_count
+from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import Captured, as_real, calls_pytorch
 from caesura.typing import Path
 
@@ -37,7 +37,7 @@ class Exported:
     clip_norm: float
     accumulation_steps: int
     precision: str
-    _recipe: Recipe | Stepping
+    _recipe: Any  # a Recipe, or Stepping
     _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
 
     def export(self, folder: Path, /, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ def load(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer
     own = {name: as_real(tensor) for name, tensor in own.items()}
     writes, problems = [], []
 
-    def write(target, name, value):
+    def write(target: Any, name: Any, value: Any) -> None:
         if target is None or target.shape != value.shape or target.dtype != value.dtype:
             problems.append(f"{name}: {value.dtype} {list(value.shape)}" +
                             ("" if target is None else f", the module has {target.dtype} {list(target.shape)}"))

@@ -14,7 +14,7 @@ class Ranked:
 
     _ranks: StepRanks
     optimizer: torch.optim.Optimizer
-    _open_again: Callable
+    _open_again: Callable[[], None]
 
     def regroup(self, group: Optional["torch.distributed.ProcessGroup"] = None) -> None:
         """Goes on with other ranks, after a RankFailure or with more of them; all call it. See TrainingSession.regroup().

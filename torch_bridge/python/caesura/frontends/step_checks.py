@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of compile_step: it refuses hooks that only eager training calls, and raises the errors that eager training raises."""
 
+from typing import Any, NoReturn
+
 import torch
 
 from caesura.capture.compat import backward_hooks, global_backward_hooks, has_accumulation_hooks, has_hooks
@@ -8,7 +10,7 @@ from caesura.capture.frames import first_line, place_of
 from caesura.errors import StepRefused
 
 
-def refuse_hooks(step) -> None:
+def refuse_hooks(step: Any) -> None:
     """Refuses hooks that PyTorch's backward would call and the program would not."""
     hooked = [step._names[id(p)] for group in step.optimizer.param_groups for p in group["params"]
               if has_hooks(p) or has_accumulation_hooks(p)]
@@ -21,7 +23,7 @@ def refuse_hooks(step) -> None:
         raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has backward hooks")
 
 
-def raise_as_eager(step, error, args, kwargs):
+def raise_as_eager(step: Any, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
     """Raises the forward's own error if that error ended the capture. Buffers keep their values."""
     buffers = [(buffer, buffer.clone()) for buffer in step.module.buffers()]
     try:

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from caesura import _core
 from caesura.errors import Suspended
 from caesura.runtime.optimizers import Recipe
-from caesura.runtime.step_program import Captured
+from caesura.runtime.step_program import Captured, StepProgram
+from caesura.typing import Path, Properties
 
 _FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
 _NEVER = 2**31 - 1
@@ -27,21 +29,22 @@ class Suspendable(_core.StepCalls):
     """
 
     micro_steps: int  # of the extension, as the next three
-    _window: frozenset
+    _window: frozenset[int]
     _loss_scale: float
     _waits: bool
-    _programs: list  # of CompiledStep, as all that follows
-    _recipe: Recipe
+    _programs: list[StepProgram]  # of CompiledStep, as all that follows
+    _recipe: Any  # a Recipe, or Stepping
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
     accumulation_steps: int
     _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self._flag, self._deadline, self._stop_at = _core.SuspendFlag(), None, _NEVER
+        self._flag, self._stop_at = _core.SuspendFlag(), _NEVER
+        self._deadline: float | None = None
 
-    def _prepare(self, program) -> None:
+    def _prepare(self, program: StepProgram) -> None:
         """Gives a program that was just opened the settings of the step."""
         session = program.session
         if not program.leaves_results:
@@ -62,7 +65,7 @@ class Suspendable(_core.StepCalls):
         if self._waits:
             raise ValueError("a step waits; resume() or drop() first")
 
-    def _sessions(self) -> list:
+    def _sessions(self) -> list[Any]:
         return [p.session for p in self._programs if p.session is not None and not p.leaves_results]
 
     @property
@@ -77,7 +80,7 @@ class Suspendable(_core.StepCalls):
         for session in [] if value else self._sessions():
             session.suspend = False  # also what the ranks have agreed on
 
-    def suspend_on(self, *signals):
+    def suspend_on(self, *signals: int) -> AbstractContextManager[Any]:
         """While the returned context is entered each of these signals sets `suspend`.
 
         Example::
@@ -87,19 +90,19 @@ class Suspendable(_core.StepCalls):
         """
         return _core.SuspendOn(self._flag, [int(s) for s in signals])
 
-    def suspend_after(self, seconds) -> None:
+    def suspend_after(self, seconds: float | None) -> None:
         """Stops calls likewise once so many seconds have passed; None: never."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
         for session in self._sessions():
             session.suspend_after(seconds)
 
-    def suspend_at(self, node: int) -> None:
+    def suspend_at(self, node: int, /) -> None:
         """Stops the next call, or the rest of the one that waits, before this node of its program, counted from 0."""
         self._stop_at = node
         for session in self._sessions():
             session.suspend_at(node)
 
-    def _forget_stop(self, keeps=None):
+    def _forget_stop(self, keeps: Any = None) -> None:
         """suspend_at() counts no more, except for the session `keeps`, where it is of the step that waits."""
         self._stop_at = _NEVER
         for session in self._sessions():
@@ -112,11 +115,11 @@ class Suspendable(_core.StepCalls):
         return self._waits
 
     @property
-    def step_differences(self) -> list:
+    def step_differences(self) -> list[str]:
         """The ways in which the step that waits may round otherwise than in the process that began it; empty where it may not."""
         return self._waiting().session.step_differences() if self._waits else []
 
-    def _waiting(self):
+    def _waiting(self) -> Any:
         if not self._waits:
             raise ValueError("no step waits")
         return next(p for p in self._programs if p.session is not None and p.session.suspended)
@@ -166,7 +169,7 @@ class Suspendable(_core.StepCalls):
         program.session.drop_step()
 
     @torch.no_grad()
-    def save(self, path, properties: dict | None = None) -> None:
+    def save(self, path: Path, properties: Properties | None = None) -> None:
         """Writes a checkpoint (safetensors): trained parameters, buffers that the step writes to, optimizer state and
         options, PyTorch's random state, and the step that waits. A crash leaves the old file or the new.
 
@@ -202,15 +205,15 @@ class Suspendable(_core.StepCalls):
                  "coefficients": [[_at(group, place) for place in self._recipe.places()] for group in self.optimizer.param_groups],
                  "window": [] if is_first else sorted(names[i] for i in self._window),
                  "loss_scale": self._loss_scale, "random": bytes(torch.get_rng_state().tolist()).hex()}
-        program.session.save(os.fspath(path), (properties or {}) | {_FACTS: json.dumps(facts)})
+        program.session.save(os.fspath(path), dict(properties or {}) | {_FACTS: json.dumps(facts)})
 
-    def _counters(self, program) -> list:
+    def _counters(self, program: StepProgram) -> list[str]:
         """The names of the buffers that count the program's calls."""
         names = {id(buffer): name for name, buffer in self.module.named_buffers()}
         return [names[id(counter)] for counter, _ in program.counted]
 
     @torch.no_grad()
-    def restore(self, path, /, *args, **kwargs) -> dict:
+    def restore(self, path: Path, /, *args: Any, **kwargs: Any) -> dict[str, int | float | str]:
         """Goes on from a checkpoint that save() has written, perhaps in another process; resume() then ends the step that
         waits in it. A step that waits here is given up.
 
@@ -246,7 +249,7 @@ class Suspendable(_core.StepCalls):
         if facts["counts"].keys() != learners or facts["counters"].keys() != set(self._counters(program)) or \
                 [len(row) for row in facts["coefficients"]] != [len(places)] * len(groups) or not learners.issuperset(facts["window"]):
             raise ValueError(f"checkpoint '{os.fspath(path)}' does not fit the step: it trains other parameters, or in other groups")
-        properties = program.session.restore(os.fspath(path))
+        properties: dict[str, int | float | str] = program.session.restore(os.fspath(path))
         del properties[_FACTS]
         self._calls, self._waits = [], program.session.suspended
         self._programs = [p for p in self._programs if p.is_captured]
@@ -266,7 +269,7 @@ class Suspendable(_core.StepCalls):
         return properties
 
 
-def _read_facts(path) -> dict:
+def _read_facts(path: str) -> dict[str, Any]:
     """The property _FACTS of a checkpoint; each fact has its type."""
     text = _core.checkpoint_properties(path).get(f"caller.{_FACTS}")
     if not isinstance(text, str):
@@ -287,12 +290,12 @@ def _read_facts(path) -> dict:
         raise ValueError(f"'{path}': its facts of a compiled step are damaged, or written by a newer release") from None
 
 
-def _at(group, place) -> float:
+def _at(group: dict[str, Any], place: tuple[str, int, Any]) -> float:
     key, index, _ = place
     return float(group[key] if index < 0 else group[key][index])
 
 
-def put_option(group, place, value):
+def put_option(group: dict[str, Any], place: tuple[str, int, Any], value: float) -> None:
     """Sets an option of an optimizer's group. place: (key, index in a tuple or -1, anything)."""
     key, index, _ = place
     if index >= 0:

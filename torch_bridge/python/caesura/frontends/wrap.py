@@ -6,6 +6,7 @@ import dis
 import functools
 import types
 import weakref
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,12 +25,13 @@ from caesura.lowering import TABLE
 from caesura.reports import RECORD, Detours, note_detour, refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
 
+M = TypeVar("M", bound=torch.nn.Module)
 _CALLED = {CALL, "plain_forward"}  # the captured functions, by their names in wrap() and _Forward
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 _CALLS = 8  # captures that a module can alternate between without asking Dynamo
 
 
-def _past_dynamo(scope: dict) -> dict:
+def _past_dynamo(scope: dict[str, Any]) -> dict[str, Any]:
     """The globals of Dynamo's code, changed so that our operators are called directly, not in a scope without Dynamo."""
     scope = dict(scope)
     for name, value in scope.items():
@@ -46,7 +48,7 @@ class _Calls:
     asked.
     """
 
-    def __init__(self, function, module, dynamic, kept=True):
+    def __init__(self, function: Any, module: Any, dynamic: Any, kept: Any = True) -> None:
         """kept: whether to look for calls on disk."""
         self.function, self.module, self.dynamic = function, module, dynamic
         self.recalled = []  # calls from disk, that dynamo has not seen; the latest first
@@ -55,16 +57,17 @@ class _Calls:
         self.on_disk = f"calls of {type(module).__name__} are not kept on disk"
         self._begin()
 
-    def _begin(self):
+    def _begin(self) -> None:
         """Forgets what was captured."""
-        self.compiled = torch.compile(apart(self.function), backend=torch_backend, dynamic=self.dynamic, recompile_limit=64)
-        self.candidate = None  # a call that may be kept
-        self.classes = None  # the classes that the captures were made for
+        self.compiled = torch.compile(apart(self.function), backend=torch_backend, dynamic=self.dynamic,  # type: ignore[call-overload]
+                                      recompile_limit=64)
+        self.candidate: Any = None  # a call that may be kept
+        self.classes: Any = None  # the classes that the captures were made for
         self.captures = []  # (guards, function), the latest first
         self.known = weakref.WeakSet()  # the code of all that were seen
         self.is_broken = False  # whether a graph break is in one of them
 
-    def __call__(self, args, kwargs):
+    def __call__(self, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.compiled(*args, **kwargs)
         if stance() != "default":
@@ -85,7 +88,7 @@ class _Calls:
                 return results
         return self._first(args, kwargs)
 
-    def _first(self, args, kwargs):
+    def _first(self, args: Any, kwargs: Any) -> Any:
         self.detours.tell()
         failed = RECORD.eager_calls
         key = self._key(args, kwargs)
@@ -121,18 +124,18 @@ class _Calls:
                 self.keys = 0  # later calls will be alike
         return results
 
-    def _confirm(self, args, kwargs):
+    def _confirm(self, args: Any, kwargs: Any) -> None:
         """Keeps the candidate if a second call left everything as the first call did."""
         key = self._key(args, kwargs)
         if key is not None and self.candidate.is_left_by(key):
             self.candidate.store(key)
         self.candidate = None
 
-    def _ask_dynamo(self, args, kwargs):
+    def _ask_dynamo(self, args: Any, kwargs: Any) -> Any:
         with refusing(), told_at_the_end(), capturing(self.module):
             return self.compiled(*args, **kwargs)
 
-    def _key(self, args, kwargs):
+    def _key(self, args: Any, kwargs: Any) -> Any:
         """The call's module_calls.CallKey; None if it has none."""
         if self.keys == 0:
             return None
@@ -146,7 +149,7 @@ class _Calls:
             note_detour(self.on_disk, f"no key holds {error}")
             return None
 
-    def _find(self):
+    def _find(self) -> Any:
         """Looks for new captures: (whether there are any, the function of one or None)."""
         call, function, is_new = original(self.compiled), None, False
         for entry in cache_entries(call.__code__):
@@ -160,7 +163,7 @@ class _Calls:
                 self.captures = [(entry.guard_manager.root.check, function), *self.captures[:_CALLS - 1]]
         return is_new, function
 
-    def _why(self) -> tuple:
+    def _why(self) -> tuple[str, str]:
         """Why a call like an earlier one asks Dynamo, and what to do."""
         if self.is_broken:
             return "a graph break", ""  # which is told of
@@ -175,15 +178,16 @@ class _Calls:
 class _Forward(property):
     """A wrapped module's `forward`: the original's as it is at the time, captured. It calls no hooks, as in PyTorch."""
 
-    def __init__(self, module, dynamic):
+    def __init__(self, module: Any, dynamic: Any) -> None:
         super().__init__(self._captured, self._set, self._delete)
         self.module, self.dynamic = module, dynamic
-        self.plain = self.run = None
+        self.plain: Any = None
+        self.run: Any = None
 
-    def __get__(self, wrapped, cls=None):
+    def __get__(self, wrapped: Any, cls: Any = None) -> Any:
         return type(self.module).forward if wrapped is None else super().__get__(wrapped, cls)
 
-    def _captured(self, wrapped):
+    def _captured(self, wrapped: Any) -> Any:
         plain_forward = self.module.forward
         if torch.compiler.is_dynamo_compiling():
             return plain_forward
@@ -192,43 +196,43 @@ class _Forward(property):
             calls = _Calls(lambda *args, **kwargs: plain_forward(*args, **kwargs), self.module, self.dynamic, kept=False)
 
             @functools.wraps(plain_forward.__func__ if is_method else plain_forward)
-            def run(*args, **kwargs):
+            def run(*args: Any, **kwargs: Any) -> Any:
                 return calls(args[is_method:], kwargs)
 
             self.plain, self.run = plain_forward, run
         return types.MethodType(self.run, wrapped) if is_method else self.run
 
     @staticmethod
-    def _set(wrapped, forward):
+    def _set(wrapped: Any, forward: Any) -> None:
         vars(wrapped)["forward"] = forward
 
     @staticmethod
-    def _delete(wrapped):
+    def _delete(wrapped: Any) -> None:
         del vars(wrapped)["forward"]
 
 
 # A wrapped module's class has these attributes, and derives from the module's class only: so an instance is laid out in
 # memory as the module is, in whatever order the bases are. The class itself holds the data of one wrapped module.
 
-def _call(self, *args, **kwargs):
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return type(self)._calls(args, kwargs)
 
 
-def _deepcopy(self, memo):
+def _deepcopy(self: Any, memo: Any) -> Any:
     return wrap(copy.deepcopy(type(self)._calls.module, memo), dynamic=type(self)._calls.dynamic)
 
 
-def _reduce(self):
+def _reduce(self: Any) -> Any:
     return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._calls.module,)
 
 
-def _calls_of(module):
+def _calls_of(module: Any) -> Any:
     """The calls of a wrapped module; None for others."""
     calls = vars(type(module)).get("_calls")
     return calls if isinstance(calls, _Calls) else None
 
 
-def _with_module(parallel, module):
+def _with_module(parallel: Any, module: Any) -> Any:
     """A DistributedDataParallel that shares everything with `parallel` except the module that it calls."""
     if module is parallel.module:
         return parallel
@@ -238,7 +242,7 @@ def _with_module(parallel, module):
     return other
 
 
-def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
+def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     """Makes a module whose forward and backward run in caesura; it is an instance of the module's own class.
 
     The wrapped module and the original share everything: parameters, buffers, attributes, hooks, training mode. A
@@ -282,15 +286,16 @@ def wrap(module: torch.nn.Module, *, dynamic=None) -> torch.nn.Module:
             return module
         module = calls.module
     if isinstance(module, DistributedDataParallel):
-        return _with_module(module, wrap(module.module, dynamic=dynamic))
+        parallel: M = _with_module(module, wrap(module.module, dynamic=dynamic))
+        return parallel
 
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
 
     cls = type(type(module).__name__, (type(module),), {
         "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic), "__call__": _call,
         "__deepcopy__": _deepcopy, "__reduce__": _reduce, "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
-    wrapped = object.__new__(cls)
+    wrapped: M = object.__new__(cls)
     wrapped.__dict__ = module.__dict__
     return wrapped

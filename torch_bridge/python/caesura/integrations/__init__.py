@@ -5,15 +5,16 @@
 """
 
 import importlib
+from types import ModuleType
 
 _ON_DEMAND = ("lightning", "ortmodule", "transformers")
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> ModuleType:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'caesura.integrations' has no attribute '{name}'")
     return importlib.import_module(f"caesura.integrations.{name}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(globals().keys() | set(_ON_DEMAND))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning: a callback that has the modules of a LightningModule run in caesura."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 try:
-    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:  # the same under the older distribution's name
-    from pytorch_lightning import Callback, LightningModule  # type: ignore[assignment]
+    from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
 
 from caesura.integrations.in_place import wrap_in_place
 
@@ -36,10 +38,10 @@ class CaesuraCallback(Callback):
         trainer.fit(task, loader)
     """
 
-    def __init__(self, modules=None):
+    def __init__(self, modules: Sequence[str] | None = None) -> None:
         self.modules = modules
 
-    def on_fit_start(self, trainer, pl_module) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wraps the modules; Lightning calls it when all of them are made."""
         if self.modules is not None:
             chosen = [pl_module.get_submodule(name) for name in self.modules]
@@ -54,11 +56,11 @@ class CaesuraCallback(Callback):
     on_validation_start = on_test_start = on_predict_start = on_fit_start
 
 
-def _overrides_forward(module, base) -> bool:
+def _overrides_forward(module: torch.nn.Module, base: type[torch.nn.Module]) -> bool:
     return type(module).forward is not base.forward
 
 
-def _called(module):
+def _called(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The modules with parameters among a module's children; the items of those that only hold others."""
     for child in module.children():
         if not _overrides_forward(child, torch.nn.Module):

@@ -34,7 +34,7 @@ class DebugOptions:
     save_onnx: bool = False
     onnx_prefix: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.save_onnx:
             warnings.warn("save_onnx is not taken: compile_step(...).export() writes a whole step as ONNX", stacklevel=3)
 
@@ -50,7 +50,7 @@ class ORTModule(torch.nn.Module):
     Raises TypeError where `module` is no torch.nn.Module.
     """
 
-    def __init__(self, module, debug_options: DebugOptions | None = None):
+    def __init__(self, module: torch.nn.Module, debug_options: DebugOptions | None = None) -> None:
         if debug_options is not None:
             logging.getLogger("caesura").setLevel(10 * (debug_options.log_level + 1))  # DEBUG is 10, CRITICAL 50
         wrapped = wrap(module)
@@ -64,7 +64,7 @@ class ORTModule(torch.nn.Module):
         self.__class__ = type(own.__name__, (own, type(wrapped)), content)
 
 
-def _of_class(cls, module):
+def _of_class(cls: type[ORTModule], module: torch.nn.Module) -> ORTModule:
     """A copy's: its attributes are the module's already, so a subclass's own __init__ has nothing to do."""
     copied = cls.__new__(cls)
     ORTModule.__init__(copied, module)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers: a callback that has the model of a Trainer run in caesura."""
 
+from typing import Any
+
 import transformers
 
 from caesura.integrations.in_place import wrap_in_place
@@ -28,7 +30,8 @@ class CaesuraCallback(transformers.TrainerCallback):
         trainer.train()
     """
 
-    def on_init_end(self, args, state, control, model=None, **kwargs) -> None:
+    def on_init_end(self, args: transformers.TrainingArguments, state: transformers.TrainerState, control: transformers.TrainerControl,
+                    model: Any = None, **kwargs: Any) -> None:
         """Wraps the model; Trainer calls it when it has one."""
         wrap_in_place(model)
 

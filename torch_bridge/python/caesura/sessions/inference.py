@@ -5,15 +5,16 @@ import importlib.util
 import sys
 import time
 import weakref
-from typing import NamedTuple, Optional
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 from caesura import _core
-from caesura.sessions.io_binding import IOBinding
-from caesura.sessions.options import SessionOptions
+from caesura.sessions.io_binding import IOBinding, OrtValue
+from caesura.sessions.options import RunOptions, SessionOptions
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, CUDA, OPENVINO, get_available_providers, named_providers, native_providers
 from caesura.sessions.values import model_source
+from caesura.typing import Feeds, Model, Plan, Providers
 
 
 def get_device() -> str:
@@ -45,7 +46,7 @@ class NodeArg(NamedTuple):
 
     name: str
     type: str
-    shape: Optional[list]
+    shape: Optional[list[Union[int, str, None]]]
 
 
 class ModelMetadata(NamedTuple):
@@ -62,7 +63,7 @@ class ModelMetadata(NamedTuple):
     description: str
     graph_description: str
     version: int
-    custom_metadata_map: dict
+    custom_metadata_map: dict[str, str]
 
 
 class InferenceSession(FallsBack):
@@ -92,15 +93,21 @@ class InferenceSession(FallsBack):
         scores, = session.run(None, {"images": images})
     """
 
-    def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
-                 provider_options: Optional[Sequence[dict]] = None):
+    _session: _core.Session
+
+    def __init__(self, path_or_bytes: Model, sess_options: Optional[SessionOptions] = None, providers: Optional[Providers] = None,
+                 provider_options: Optional[Sequence[dict[str, Any]]] = None) -> None:
         self._source = model_source(path_or_bytes)
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._settings = self._options._settings()
-        self._finish_runs: weakref.finalize | None = None
+        self._finish_runs: weakref.finalize[..., Any] | None = None
         self.set_providers(providers, provider_options)
 
-    def _open(self, named, native):
+    def __repr__(self) -> str:
+        names = [[value.name for value in values] for values in (self._inputs, self._outputs)]
+        return f"InferenceSession(inputs={names[0]}, outputs={names[1]}, providers={self.get_providers()})"
+
+    def _open(self, named: dict[str, dict[str, str]], native: list[tuple[str, dict[str, str]]]) -> None:
         try:
             session = _core.Session(self._source, native, **self._settings)
         except KeyError as error:
@@ -118,15 +125,15 @@ class InferenceSession(FallsBack):
 
     # --- what the model is ---
 
-    def get_inputs(self) -> list:
+    def get_inputs(self) -> list[NodeArg]:
         """Returns the inputs that a run must be given, as NodeArg."""
         return list(self._inputs)
 
-    def get_overridable_initializers(self) -> list:
+    def get_overridable_initializers(self) -> list[NodeArg]:
         """Returns the inputs that have a default, which a run may be given, as NodeArg."""
         return list(self._overridable)
 
-    def get_outputs(self) -> list:
+    def get_outputs(self) -> list[NodeArg]:
         """Returns the outputs, as NodeArg."""
         return list(self._outputs)
 
@@ -140,15 +147,15 @@ class InferenceSession(FallsBack):
 
     # --- where it runs ---
 
-    def get_providers(self) -> list:
+    def get_providers(self) -> list[str]:
         """Returns the providers' names in order of preference; after a fallback, those that run nodes now."""
         return list(self._providers) if self.fallback_record() is None else self._session.providers()
 
-    def get_provider_options(self) -> dict:
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Returns the options that each provider was given, by name."""
         return {name: dict(self._providers.get(name, {})) for name in self.get_providers()}
 
-    def set_providers(self, providers: Optional[Sequence] = None, provider_options: Optional[Sequence[dict]] = None):
+    def set_providers(self, providers: Optional[Providers] = None, provider_options: Optional[Sequence[dict[str, Any]]] = None) -> None:
         """Reads the model again and makes it ready for these providers. Bindings that were made before stay with the
         old ones.
         """
@@ -157,12 +164,12 @@ class InferenceSession(FallsBack):
 
     # --- runs ---
 
-    def run(self, output_names: Optional[Sequence[str]], input_feed: dict, run_options=None) -> list:
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Feeds, run_options: Optional[RunOptions] = None) -> list[Any]:
         """Runs the model.
 
         Args:
             output_names: the wanted outputs, in order; None for all. What only the others need is not computed.
-            input_feed: dict from input name to array or OrtValue, or to a dict for a map. Inputs that have a default may
+            input_feed: Feeds from input name to array or OrtValue, or to a dict for a map. Inputs that have a default may
                 be left out. Arrays of any library with DLPack (PyTorch, JAX) are taken without a copy.
             run_options: RunOptions.
 
@@ -176,11 +183,14 @@ class InferenceSession(FallsBack):
         """
         return self._session.run(output_names or (), input_feed, run_options)
 
-    def run_with_ort_values(self, output_names: Optional[Sequence[str]], input_dict_ort_values: dict, run_options=None) -> list:
+    def run_with_ort_values(self, output_names: Optional[Sequence[str]], input_dict_ort_values: dict[str, OrtValue],
+                            run_options: Optional[RunOptions] = None) -> list[OrtValue]:
         """Runs the model on OrtValues and returns OrtValues; otherwise as run()."""
         return self._session.run_values(output_names or (), input_dict_ort_values, run_options)
 
-    def run_async(self, output_names: Optional[Sequence[str]], input_feed: dict, callback, user_data=None, run_options=None):
+    def run_async(self, output_names: Optional[Sequence[str]], input_feed: Feeds,
+                  callback: Callable[[list[Any], Any, str], object], user_data: Any = None,
+                  run_options: Optional[RunOptions] = None) -> None:
         """Begins a run and returns at once; a thread of the session calls callback(results, user_data, error) when it
         has ended.
 
@@ -196,11 +206,11 @@ class InferenceSession(FallsBack):
         """Returns a new IOBinding for this session."""
         return IOBinding(self)
 
-    def run_with_iobinding(self, iobinding: IOBinding, run_options=None) -> list:
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Optional[RunOptions] = None) -> list[OrtValue]:
         """Runs on what is bound; returns the outputs as OrtValues, in the order in which they were bound."""
         return iobinding.run(run_options)
 
-    def output_shapes(self, input_feed: dict) -> dict:
+    def output_shapes(self, input_feed: Feeds) -> dict[str, Optional[list[int]]]:
         """Returns the shapes that a run on inputs of these shapes will give, by name: for allocating before the run.
 
         None stands for a shape that depends on the inputs' elements.
@@ -209,9 +219,10 @@ class InferenceSession(FallsBack):
 
     # --- looking inside ---
 
-    def plan(self, input_feed: dict) -> str:
-        """Returns the execution plan for inputs of these shapes, one line a step."""
-        return self._session.plan(input_feed)
+    def plan(self, input_feed: Feeds) -> Plan:
+        """Returns the Plan of a run on inputs of these shapes: its text, and the bytes of its arena. Nothing is run."""
+        text = self._session.plan(input_feed)
+        return Plan(text, int(text.partition("arena ")[2].partition(" ")[0]))
 
     def end_profiling(self) -> str:
         """Writes the profile of all runs until now as a Chrome trace, which ui.perfetto.dev opens, and stops profiling.
@@ -232,10 +243,10 @@ class InferenceSession(FallsBack):
 class _Reported:
     """Calls a run's callback, and reports what it raises."""
 
-    def __init__(self, callback, user_data):
+    def __init__(self, callback: Callable[[list[Any], Any, str], object], user_data: Any) -> None:
         self._callback, self._user_data = callback, user_data
 
-    def __call__(self, results: list, error: str):
+    def __call__(self, results: list[Any], error: str) -> None:
         try:
             self._callback(results, self._user_data, error)
         except BaseException:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bindings: memory for the inputs and outputs of runs, with the interface of onnxruntime's IOBinding and OrtValue."""
 
-from typing import Optional
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 from caesura import _core
 from caesura.sessions.values import dtype_number
+from caesura.typing import Array, DType
+
+if TYPE_CHECKING:
+    from caesura.sessions.inference import InferenceSession
 
 OrtValue = _core.OrtValue
 
 
-def ortvalue_from_shape_and_type(shape: Sequence[int], element_type, device_type: str = "cpu", device_id: int = 0):
+def ortvalue_from_shape_and_type(shape: Sequence[int], element_type: DType, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
     """Makes an OrtValue with a tensor of zeros on the host, for a run's output.
 
     Args:
@@ -25,7 +29,8 @@ def ortvalue_from_shape_and_type(shape: Sequence[int], element_type, device_type
     if device_type != "cpu":
         raise NotImplementedError(f"memory on {device_type} comes from its own library (OrtValue.from_dlpack takes it), or from "
                                   "ortvalue_from_numpy")
-    return OrtValue._from_shape(list(shape), dtype_number(element_type))  # type: ignore[attr-defined]
+    value: OrtValue = OrtValue._from_shape(list(shape), dtype_number(element_type))  # type: ignore[attr-defined]
+    return value
 
 
 OrtValue.ortvalue_from_shape_and_type = staticmethod(ortvalue_from_shape_and_type)  # type: ignore[attr-defined]
@@ -61,33 +66,36 @@ class IOBinding:
         scores = binding.copy_outputs_to_cpu()[0]
     """
 
-    def __init__(self, session):
+    def __init__(self, session: "InferenceSession") -> None:
         self._session = session
         self._binding = _core.Binding(session._session)
         self.run = self._binding.run
 
     @staticmethod
-    def _at(device_type, device_id, element_type, shape, buffer_ptr) -> OrtValue:
-        return OrtValue._from_pointer(  # type: ignore[attr-defined]
+    def _at(device_type: str, device_id: int, element_type: DType, shape: Sequence[int], buffer_ptr: int) -> OrtValue:
+        value: OrtValue = OrtValue._from_pointer(  # type: ignore[attr-defined]
             device_type, device_id, dtype_number(element_type), list(shape), buffer_ptr)
+        return value
 
-    def bind_cpu_input(self, name: str, arr_on_cpu):
+    def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Binds a NumPy array, or any tensor with DLPack. It is kept alive, and read at run time; strings are copied
         now.
         """
         self._binding.bind_input(name, arr_on_cpu if isinstance(arr_on_cpu, OrtValue) else OrtValue.from_dlpack(arr_on_cpu))
 
-    def bind_input(self, name: str, device_type: str, device_id: int, element_type, shape: Sequence[int], buffer_ptr: int):
+    def bind_input(self, name: str, device_type: str, device_id: int, element_type: DType, shape: Sequence[int],
+                   buffer_ptr: int) -> None:
         """Binds bytes at an address. The caller keeps them alive, and has finished writing them when a run begins."""
         value = self._at(device_type, device_id, element_type, shape, buffer_ptr)
         self._binding.bind_input(name, value)
 
-    def bind_ortvalue_input(self, name: str, ortvalue):
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Binds an OrtValue."""
         self._binding.bind_input(name, ortvalue)
 
-    def bind_output(self, name: str, device_type: str = "cpu", device_id: int = 0, element_type=None,
-                    shape: Optional[Sequence[int]] = None, buffer_ptr: Optional[int] = None):
+    def bind_output(self, name: str, device_type: str = "cpu", device_id: int = 0,
+                    element_type: Optional[DType] = None,
+                    shape: Optional[Sequence[int]] = None, buffer_ptr: Optional[int] = None) -> None:
         """Binds an output to the bytes at `buffer_ptr`; without one, to fresh memory on the device in each run."""
         if buffer_ptr is None:
             return self._binding.bind_output_on(name, device_type, device_id)
@@ -96,7 +104,7 @@ class IOBinding:
         value = self._at(device_type, device_id, element_type, shape, buffer_ptr)
         return self._binding.bind_output(name, value, False)
 
-    def bind_ortvalue_output(self, name: str, ortvalue, replaces_input: bool = False):
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue, replaces_input: bool = False) -> None:
         """Binds an output to the value's own bytes.
 
         Args:
@@ -106,35 +114,35 @@ class IOBinding:
         """
         self._binding.bind_output(name, ortvalue, replaces_input)
 
-    def synchronize_inputs(self):
+    def synchronize_inputs(self) -> None:
         """Waits for the work of the session's devices. Writes on streams of other libraries are theirs to wait for."""
         self._session._session.synchronise()
 
-    def synchronize_outputs(self):
+    def synchronize_outputs(self) -> None:
         """Waits until outputs that were left on a device are complete. Those on the host are when the run returns."""
         self._session._session.synchronise()
 
-    def output_shapes(self) -> dict:
+    def output_shapes(self) -> dict[str, Optional[list[int]]]:
         """Returns the shapes that a run on the inputs bound now will give, by name: for allocating before the run.
 
         None stands for a shape that depends on the inputs' elements and shows only at run time.
         """
         return self._binding.output_shapes()
 
-    def get_outputs(self) -> list:
+    def get_outputs(self) -> list[OrtValue]:
         """Returns the OrtValues of the run that ended last; empty before the first one and after
         clear_binding_outputs().
         """
         return self._binding.outputs()
 
-    def copy_outputs_to_cpu(self) -> list:
+    def copy_outputs_to_cpu(self) -> list[Any]:
         """Returns the outputs of the run that ended last as NumPy arrays, copied if they are on a device."""
         return self._binding.outputs_on_host()
 
-    def clear_binding_inputs(self):
+    def clear_binding_inputs(self) -> None:
         """Forgets all bound inputs."""
         self._binding.clear_inputs()
 
-    def clear_binding_outputs(self):
+    def clear_binding_outputs(self) -> None:
         """Forgets all bound outputs, and those of the last run."""
         self._binding.clear_outputs()

@@ -4,7 +4,7 @@
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -12,10 +12,11 @@ from caesura.capture.compat import tree_leaves, tree_map
 from caesura.sessions.inference import InferenceSession
 from caesura.sessions.options import SessionOptions
 from caesura.sessions.providers import CUDA
+from caesura.typing import Feeds, Model, Providers
 from caesura.user_code import calling_line
 
 
-class OnnxOutputs(dict):
+class OnnxOutputs(dict[str, Any]):
     """The outputs of an OnnxModule: a dict by name, with attributes and positions as in transformers' ModelOutput.
 
     Example::
@@ -24,15 +25,15 @@ class OnnxOutputs(dict):
         outputs["logits"], outputs.logits, outputs[0]
     """
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Any:
         return list(self.values())[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
         raise AttributeError(f"the model has no output '{name}'; it has {', '.join(self)}")
 
-    def to_tuple(self) -> tuple:
+    def to_tuple(self) -> tuple[Any, ...]:
         """Returns the values in order."""
         return tuple(self.values())
 
@@ -65,8 +66,8 @@ class OnnxModule(torch.nn.Module):
         outputs.logits
     """
 
-    def __init__(self, path_or_bytes, sess_options: Optional[SessionOptions] = None, providers: Optional[Sequence] = None,
-                 provider_options: Optional[Sequence[dict]] = None, *, output_structure=None):
+    def __init__(self, path_or_bytes: Model, sess_options: Optional[SessionOptions] = None, providers: Optional[Providers] = None,
+                 provider_options: Optional[Sequence[dict[str, Any]]] = None, *, output_structure: Any = None) -> None:
         super().__init__()
         self.session = InferenceSession(path_or_bytes, sess_options, providers, provider_options)
         required, defaults = self.session.get_inputs(), self.session.get_overridable_initializers()
@@ -81,7 +82,7 @@ class OnnxModule(torch.nn.Module):
             if unknown:
                 raise ValueError(f"the model has no output(s) {unknown}; it has {self.output_names}")
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         made = fn(torch.zeros(1))  # as a parameter of ours would become
         if made.dtype != torch.float32:
             self._warn_of(f"{made.dtype}: tensors have the types that the model gives them")
@@ -91,11 +92,11 @@ class OnnxModule(torch.nn.Module):
         return super()._apply(fn, recurse)
 
     @staticmethod
-    def _warn_of(what: str):
+    def _warn_of(what: str) -> None:
         file, line, _ = calling_line()
         warnings.warn_explicit(f"an OnnxModule does not go to {what}", UserWarning, file, line)
 
-    def forward(self, *inputs, **named):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Runs the model.
 
         Inputs come by keyword under the model's own names, by position, or both. An argument may be a nested structure
@@ -128,14 +129,14 @@ class OnnxModule(torch.nn.Module):
             return tree_map(lambda name: outputs[name], self._structure)
         return results[0] if len(results) == 1 else outputs
 
-    def _device_of(self, feeds: dict):
+    def _device_of(self, feeds: Feeds) -> Optional[torch.device]:
         """The GPU that a run's outputs stay on: that of its inputs, where the session's kernels are there. Else None."""
         devices = [item.device for item in feeds.values() if isinstance(item, torch.Tensor) and item.device.type == "cuda"]
         if not devices or CUDA not in self.session.get_providers() or any(isinstance(item, list) for item in feeds.values()):
             return None
         return devices[0]
 
-    def _run_on(self, device, feeds: dict) -> list:
+    def _run_on(self, device: torch.device, feeds: Feeds) -> list[Any]:
         binding = self.session.io_binding()
         for name, item in feeds.items():
             binding.bind_cpu_input(name, item if hasattr(item, "__dlpack__") else torch.as_tensor(item))
@@ -143,9 +144,9 @@ class OnnxModule(torch.nn.Module):
             binding.bind_output(name, "cuda", device.index or 0)
         return [value.to_torch() for value in self.session.run_with_iobinding(binding)]
 
-    def _feeds(self, inputs: tuple, named: dict) -> dict:
+    def _feeds(self, inputs: tuple[Any, ...], named: Feeds) -> dict[str, Any]:
         """The value of each input that is given; inputs that are left out are not in it."""
-        feeds = {}
+        feeds: dict[str, Any] = {}
         for item in inputs:
             at = len(feeds)
             leaves = [item] if at < len(self.input_names) and self._sequences[at] else _leaves(item)
@@ -160,7 +161,7 @@ class OnnxModule(torch.nn.Module):
             feeds.update(given)
         return {name: leaf for name, leaf in feeds.items() if leaf is not None}
 
-    def _parts(self, argument: str, item) -> dict:
+    def _parts(self, argument: str, item: Any) -> dict[str, Any]:
         """A structure's tensors by the inputs that are called after the argument."""
         names = [name for name in self.input_names if re.match(re.escape(argument) + "[^A-Za-z0-9]", name)]
         leaves = _leaves(item)
@@ -176,6 +177,7 @@ class OnnxModule(torch.nn.Module):
         return f"inputs={self.input_names}, outputs={self.output_names}"
 
 
-def _leaves(item) -> list:
+def _leaves(item: Any) -> list[Any]:
     """The tensors of a structure in order; None stays as what is left out."""
-    return tree_leaves(item, is_leaf=lambda leaf: leaf is None)
+    leaves: list[Any] = tree_leaves(item, is_leaf=lambda leaf: leaf is None)
+    return leaves

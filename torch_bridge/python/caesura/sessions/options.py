@@ -10,8 +10,10 @@ import enum
 import functools
 import os
 import warnings
+from typing import Any
 
 from caesura import _core
+from caesura.typing import Path
 
 CustomOps = _core.CustomOps
 OptionSet = _core.OptionSet
@@ -59,25 +61,25 @@ class ExecutionOrder(enum.IntEnum):
 
 
 @functools.cache
-def warn_once(name: str, why: str):
+def warn_once(name: str, why: str) -> None:
     warnings.warn(f"caesura: {name} has no effect: {why}", stacklevel=4)
 
 
 class _Named:
     """Attributes with defaults, and no others."""
 
-    _DEFAULTS: dict = {}
+    _DEFAULTS: dict[str, Any] = {}
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.__dict__.update(self._DEFAULTS)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._DEFAULTS:
             raise AttributeError(f"{type(self).__name__} has no option '{name}'; there are {', '.join(self._DEFAULTS)}")
         self.__dict__[name] = value
 
-    def _changed(self, name) -> bool:
-        return self.__dict__[name] != self._DEFAULTS[name]
+    def _changed(self, name: str) -> bool:
+        return bool(self.__dict__[name] != self._DEFAULTS[name])
 
 
 class SessionOptions(_Named):
@@ -122,7 +124,7 @@ class SessionOptions(_Named):
     profile_file_prefix: str
     optimized_model_filepath: str
     custom_ops: CustomOps
-    _entries: dict
+    _entries: dict[str, str]
 
     _DEFAULTS = {
         "intra_op_num_threads": 0, "inter_op_num_threads": 0, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
@@ -147,11 +149,11 @@ class SessionOptions(_Named):
         "optimized_model_filepath": "the model is not written after its passes",
     }
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.__dict__.update(_entries={}, custom_ops=_core.CustomOps())
 
-    def register_custom_ops_library(self, path):
+    def register_custom_ops_library(self, path: Path) -> None:
         """Adds the ops and model runtimes of a plug-in (core/plugin/caesura_op.h).
 
         Raises:
@@ -160,7 +162,7 @@ class SessionOptions(_Named):
         """
         self.custom_ops.add_library(os.fspath(path))
 
-    def add_session_config_entry(self, key: str, value: str):
+    def add_session_config_entry(self, key: str, value: str) -> None:
         """Keeps an entry. None of onnxruntime's keys has an effect here; each warns once."""
         self._entries[str(key)] = str(value)
 
@@ -168,15 +170,15 @@ class SessionOptions(_Named):
         """Returns an entry that was added."""
         return self._entries[key]
 
-    def add_free_dimension_override_by_name(self, name: str, value: int):
+    def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
         """Has no effect, and warns once: each run is planned for its own shapes."""
         warn_once("add_free_dimension_override_by_name", "each run is planned for the shapes that it is given")
 
-    def add_free_dimension_override_by_denotation(self, name: str, value: int):
+    def add_free_dimension_override_by_denotation(self, name: str, value: int) -> None:
         """Has no effect, and warns once: each run is planned for its own shapes."""
         warn_once("add_free_dimension_override_by_denotation", "each run is planned for the shapes that it is given")
 
-    def _settings(self) -> dict:
+    def _settings(self) -> dict[str, Any]:
         """Returns the settings of the native session; warns and raises for all others."""
         for name, why in self._REFUSED.items():
             if self._changed(name):
@@ -215,19 +217,19 @@ class RunOptions(_core.RunSettings):
         "log_verbosity_level": "CAESURA_VERBOSE sets what is logged",
     }
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self._entries = {}
+        self._entries: dict[str, str] = {}
         self.only_execute_path_to_fetches = True
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in self._NO_EFFECT:
             warn_once(f"RunOptions.{name}", self._NO_EFFECT[name])
         elif name not in (*self._HONOURED, "_entries"):
             raise AttributeError(f"RunOptions has no option '{name}'; there are {', '.join((*self._HONOURED, *self._NO_EFFECT))}")
         super().__setattr__(name, value)
 
-    def add_run_config_entry(self, key: str, value: str):
+    def add_run_config_entry(self, key: str, value: str) -> None:
         """Keeps an entry. None of onnxruntime's keys has an effect here; each warns once."""
         self._entries[str(key)] = str(value)
         warn_once(f"run config entry '{key}'", "it is not known here")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Provider fallback: sessions go on when a provider fails."""
 
-from typing import Any
+from typing import Any, Optional
 
 
 class FallsBack:
@@ -23,11 +23,11 @@ class FallsBack:
         """Allows fallbacks again, as when the session was made."""
         self._session.enable_fallback()
 
-    def get_providers(self) -> list:
+    def get_providers(self) -> list[str]:
         """Returns the names of the providers that run nodes now, in order of preference."""
-        return self._session.providers()
+        return list(self._session.providers())
 
-    def fallback_record(self):
+    def fallback_record(self) -> Optional[dict[str, Any]]:
         """Returns None if there was no fallback, otherwise a dict.
 
         Its keys: `provider` that failed; `phase`: "create", "compile" or "run"; `node` where it failed; `cause`: its
@@ -35,4 +35,5 @@ class FallsBack:
         took; `bytes` of weights and constants made anew for it, and `shared_bytes` that both share; `providers` that
         run nodes from then on.
         """
-        return self._session.fallback_record()
+        record: Optional[dict[str, Any]] = self._session.fallback_record()
+        return record

@@ -5,9 +5,12 @@ import ctypes
 import functools
 import importlib.util
 import pathlib
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from caesura import _core, torch_kernels
 from caesura.cuda_libraries import with_cuda_libraries
+from caesura.typing import Providers
 
 CPU: str = "CPUExecutionProvider"
 TORCH: str = "TorchExecutionProvider"
@@ -47,10 +50,10 @@ def _is_plugin(name: str) -> bool:
     return "/" in name or _core.has_plugin("caesura_" + name.removesuffix("ExecutionProvider").lower())
 
 
-def named_providers(providers, provider_options) -> dict:
+def named_providers(providers: Providers, provider_options: Optional[Sequence[dict[str, Any]]]) -> dict[str, dict[str, str]]:
     """The providers' options by name, in order, with the CPU last. Raises for unknown names, options and forms."""
     known = get_available_providers() + [COUNTING]
-    named = {}
+    named: dict[str, dict[str, str]] = {}
     if isinstance(providers, str):
         raise ValueError(f"providers is a list of names, got the string '{providers}'")
     if provider_options is not None and len(provider_options) != len(providers):
@@ -68,7 +71,7 @@ def named_providers(providers, provider_options) -> dict:
     return named
 
 
-def native_providers(named) -> list:
+def native_providers(named: dict[str, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
     """As _core.Session takes them: PyTorch's operators in front of our own kernels are one provider, in its memory."""
     if TORCH in named:
         torch_kernels.load()

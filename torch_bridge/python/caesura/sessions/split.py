@@ -2,14 +2,15 @@
 """Split modules: a model that stops at its outputs, and goes on with the backward when their gradients are there."""
 
 import os
-from typing import Optional
 from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 from caesura import _core
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
+from caesura.typing import Array, Feeds, Model, Path, Providers
 
 
 class ForwardRun:
@@ -32,12 +33,13 @@ class ForwardRun:
         gradients = run.backward({"y": run.outputs["y"]})
     """
 
-    def __init__(self, run, output_names: Sequence[str], gradient_names: Sequence[str], torch: bool, on_device: bool):
-        self._run, self._torch, self._on_device = run, torch, on_device
+    def __init__(self, run: _core.ForwardRun, output_names: Sequence[str], gradient_names: Sequence[str], as_torch: bool,
+                 on_device: bool) -> None:
+        self._run, self._torch, self._on_device = run, as_torch, on_device
         self._output_names, self._gradient_names = output_names, gradient_names
         self.outputs = self._named(output_names, run.take_outputs(on_device))
 
-    def _named(self, names: Sequence[str], values) -> dict:
+    def _named(self, names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
         as_values = self._on_device and not self._torch
         return {name: value.to_ort_value() if as_values else from_value(value, self._torch) for name, value in zip(names, values)}
 
@@ -46,14 +48,14 @@ class ForwardRun:
         """True if backward() can be called."""
         return self._run.pending
 
-    def backward(self, gradients, keep: bool = False) -> dict:
+    def backward(self, gradients: Union[Feeds, Sequence[Array]], retain_graph: bool = False) -> dict[str, Any]:
         """Runs the backward.
 
         Args:
             gradients: of the outputs: a dict by name, or a sequence in the outputs' order. One that is left out or None
                 stands for zeros. Outputs that have none (integers, or values that depend on nothing trained) must be
                 left out. An array of one element stands for all elements.
-            keep: True leaves the run as it was, and another backward gives the same bits. Otherwise the run is over.
+            retain_graph: True leaves the run as it was, and another backward gives the same bits. Otherwise the run is over.
 
         Returns:
             dict: gradients by name, of the wanted inputs, then of the trained parameters.
@@ -66,9 +68,9 @@ class ForwardRun:
             if unknown:
                 raise ValueError(f"the module has no outputs {unknown}; it has {list(self._output_names)}")
             gradients = [gradients.get(name) for name in self._output_names]
-        return self._named(self._gradient_names, self._run.backward([to_value(item) for item in gradients], keep))
+        return self._named(self._gradient_names, self._run.backward([to_value(item) for item in gradients], retain_graph))
 
-    def save(self, path) -> None:
+    def save(self, path: Path) -> None:
         """Writes the run to a file (safetensors): what its backward reads, the parameters that it began with, and
         `outputs`. SplitModule.load_run() takes it up, in another process if need be. The run goes on waiting here too.
 
@@ -120,10 +122,10 @@ class SplitModule(FallsBack):
         gradients = run.backward({"y": dy})   # {"x": dx, "weight": ..., ...}
     """
 
-    def __init__(self, model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
+    def __init__(self, model: Model, *, trainable: Sequence[str] = (), frozen: Sequence[str] = (), train_constants: bool = False,
                  inputs: Sequence[str] = (), training: bool = True, threads: int = 0, seed: int = 0,
-                 custom_ops: Optional[CustomOps] = None, providers: Sequence = (CPU,),
-                 provider_options: Optional[Sequence[dict]] = None, on_device: bool = False):
+                 custom_ops: Optional[CustomOps] = None, providers: Providers = (CPU,),
+                 provider_options: Optional[Sequence[dict[str, Any]]] = None, on_device: bool = False) -> None:
         self._on_device = on_device
         self._session = _core.Split.open(model_source(model), {
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants, "inputs": list(inputs),
@@ -132,7 +134,7 @@ class SplitModule(FallsBack):
         })
         self._output_names, self._gradient_names = self._session.output_names(), self._session.gradient_names()
 
-    def forward(self, feeds: dict) -> ForwardRun:
+    def forward(self, feeds: Feeds) -> ForwardRun:
         """Runs up to the outputs; returns the ForwardRun.
 
         Feeds must stay unchanged until the run is over: its backward reads them again. Running statistics are written
@@ -141,13 +143,13 @@ class SplitModule(FallsBack):
         return ForwardRun(self._session.forward(feeds), self._output_names, self._gradient_names, holds_torch(feeds.values()),
                           self._on_device)
 
-    def load_run(self, path, torch: bool = False) -> ForwardRun:
+    def load_run(self, path: Path, *, as_torch: bool = False) -> ForwardRun:
         """Takes up a run that ForwardRun.save() has written, perhaps in another process by a module of the same model and
         options. With the same threads its backward gives the same bits.
 
         Args:
             path: the file.
-            torch: True gives outputs and gradients as torch.Tensors.
+            as_torch: True gives outputs and gradients as torch.Tensors.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -157,18 +159,18 @@ class SplitModule(FallsBack):
 
             gradients = module.load_run("run.safetensors").backward({"y": dy})
         """
-        return ForwardRun(self._session.load_run(os.fspath(path)), self._output_names, self._gradient_names, torch, self._on_device)
+        return ForwardRun(self._session.load_run(os.fspath(path)), self._output_names, self._gradient_names, as_torch, self._on_device)
 
-    def predict(self, feeds: dict) -> dict:
+    def predict(self, feeds: Feeds) -> dict[str, Any]:
         """Runs the forward in evaluation mode; returns the outputs by name."""
         torch = holds_torch(feeds.values())
         return {name: from_value(value, torch) for name, value in zip(self._output_names, self._session.predict(feeds))}
 
-    def parameters(self) -> dict:
+    def parameters(self) -> dict[str, Any]:
         """Returns copies of the trained parameters and running statistics, by the model's names."""
         return {name: from_value(self._session.parameter(name)) for name in self._session.parameter_names()}
 
-    def set_parameters(self, values: dict) -> None:
+    def set_parameters(self, values: Feeds) -> None:
         """Copies arrays of the same dtypes and shapes into the parameters of these names, all or none.
 
         Runs that wait for their backward go on with the parameters that they began with.
@@ -176,6 +178,9 @@ class SplitModule(FallsBack):
         self._session.set_parameters(values)
 
     @property
-    def unreachable(self) -> list:
+    def unreachable(self) -> list[str]:
         """Names of inputs and parameters that no output depends on: their gradients are zeros."""
-        return self._session.unreachable()
+        return list(self._session.unreachable())
+
+    def __repr__(self) -> str:
+        return f"SplitModule(outputs={list(self._output_names)}, gradients={list(self._gradient_names)})"

@@ -90,6 +90,8 @@ class TrainingSession(FallsBack):
         session.export("trained.onnx")
     """
 
+    _session: _core.Training
+
     def __init__(self, model: Model, *, loss: Loss = "cross_entropy", target: str = "target", prediction: str = "",
                  class_axis: int = 1, optimizer: Optimizer = AdamW(), trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,

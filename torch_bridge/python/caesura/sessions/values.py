@@ -3,17 +3,20 @@
 
 import os
 import sys
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 
 from caesura import _core
 from caesura.dtypes import NUMBERS
+from caesura.typing import DType, Model
 
 _STRING = 8
 _NAMES = {number: name for name, number in NUMBERS.items()}
 
 
-def _numpy_dtype(number: int) -> np.dtype:
+def _numpy_dtype(number: int) -> Any:
     name = _NAMES[number]
     try:
         return np.dtype(name)
@@ -23,14 +26,14 @@ def _numpy_dtype(number: int) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def model_source(model):
+def model_source(model: Model) -> str | bytes:
     """A path, or the bytes of an ONNX file: those of `model` where it is bytes or an onnx.ModelProto."""
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     return model.SerializeToString() if hasattr(model, "SerializeToString") else os.fspath(model)
 
 
-def dtype_number(element_type) -> int:
+def dtype_number(element_type: DType) -> int:
     """ONNX's number of a dtype, given as that, or as NumPy has it (np.float32, ml_dtypes.bfloat16, "float32")."""
     if isinstance(element_type, int):
         return element_type
@@ -43,7 +46,7 @@ def dtype_number(element_type) -> int:
     return number
 
 
-def _one_type(items) -> np.ndarray:
+def _one_type(items: Collection[Any]) -> Any:
     """The keys or the values of a dict. NumPy makes numbers beside strings into strings: that is refused."""
     array = np.array(list(items))
     if array.ndim != 1 or array.dtype.kind == "O" or array.dtype.kind == "U" and not all(isinstance(i, str) for i in items):
@@ -51,7 +54,7 @@ def _one_type(items) -> np.ndarray:
     return array
 
 
-def to_value(item):
+def to_value(item: Any) -> _core.Value:
     """An array, a string array, a list (a sequence), a dict (a map) or None (an empty optional).
 
     Tensors of PyTorch, JAX and others come by DLPack, without a copy where they are dense; anything else must convert to
@@ -76,14 +79,14 @@ def to_value(item):
     return _core.tensor(number, list(array.shape), flat.view(np.uint8))
 
 
-def holds_torch(items) -> bool:
+def holds_torch(items: Iterable[Any]) -> bool:
     """True if an item, or a value nested in one, is a torch.Tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and any(isinstance(item, torch.Tensor) or
                                      (isinstance(item, (list, tuple)) and holds_torch(item)) for item in items)
 
 
-def from_value(value, torch: bool = False):
+def from_value(value: _core.Value, torch: bool = False) -> Any:
     """The inverse of to_value. Arrays share memory with the library, which gives it up to them. A map is a dict of Python's
     own strings and numbers.
 
@@ -99,4 +102,5 @@ def from_value(value, torch: bool = False):
         return np.array(value.strings(), dtype=object).reshape(value.shape)
     if torch:
         return value.to_torch()
-    return value.bytes().view(_numpy_dtype(value.dtype)).reshape(value.shape)
+    data: Any = value.bytes()
+    return data.view(_numpy_dtype(value.dtype)).reshape(value.shape)
