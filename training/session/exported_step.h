@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training step on disk, as caesura.export_step writes it: a folder with
+// A training step on disk, as CompiledStep.export of Python writes it: a folder with
 //   model.onnx          the forward, whose output "loss" is trained; its metadata name the
 //   optimizer state.safetensors   a checkpoint: parameters, optimizer state, counters
 //
 //   auto session = OpenStep("step").value();
 //   double loss = session->Step({{"input_ids", ids}, {"labels", labels}}).value();
-//   session->Save("step/state.safetensors");   // read back by caesura.load_step
+//   session->Save("step/state.safetensors");   // read back by caesura.load
 #ifndef CAESURA_TRAINING_SESSION_EXPORTED_STEP_H_
 #define CAESURA_TRAINING_SESSION_EXPORTED_STEP_H_
 

@@ -79,3 +79,10 @@ def test_the_loss_of_a_module_that_returns_it():
 def test_options_are_checked_when_given(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} is .*got {next(iter(option.values()))!r}"):
         make(**option)
+
+
+@pytest.mark.parametrize("option", [{"group": "own"}, {"shard": 3}, {"mean_over": "words"}, {"exchange_dtype": "fp8"}, {"bucket_bytes": 0},
+                                    {"logical_shards": -1}], ids=lambda option: next(iter(option)))
+def test_options_of_ranks_are_checked_when_given(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is .*got {next(iter(option.values()))!r}"):
+        caesura.Ranks(**option)

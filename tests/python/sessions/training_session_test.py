@@ -36,6 +36,15 @@ def test_takes_a_model_proto_as_all_sessions_do():
         np.testing.assert_array_equal(found[0], expected[0])
 
 
+def test_sessions_say_what_they_are():
+    proto, trained = onnx.parser.parse_model(MODEL), session()
+    trained.step(feeds())
+    assert repr(trained) == "TrainingSession(1 trained parameters, 1 updates)"
+    assert repr(caesura.SplitModule(proto)) == "SplitModule(outputs=['scores', 'chances'], gradients=['w'])"
+    assert repr(onnxruntime.InferenceSession(proto)) == ("InferenceSession(inputs=['x'], outputs=['scores', 'chances'], "
+                                                         "providers=['CPUExecutionProvider'])")
+
+
 def test_gradients_have_names():
     trained = session(keep_gradients=True)
     before = trained.parameters()["w"]

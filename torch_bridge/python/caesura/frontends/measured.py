@@ -67,6 +67,7 @@ class Measured:
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Plans a step for such inputs, and captures its program if necessary. Nothing runs and nothing changes.
+        With other ranks, all call it.
 
         Args:
             *args: inputs as for a call of the step. They only tell dtypes and shapes.
