@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch 2.13.0 (2.14.1 and 2.15.0 gave the same), torch.compile with its default backend: a forward returns a view and the view's detach(), as one
-# does to keep features for a log. The detached result is another view of the same memory:
+# PyTorch 2.13.0 (2.14.1 and 2.15.0 gave the same), torch.compile with its default backend: a forward returns a view and the
+# view's detach(), as one does to keep features for a log. The detached result is another view of the same memory:
 #   a square matrix that was transposed comes back untransposed, without an error or a warning;
 #   a slice ends in an AssertionError in each call.
 # backend="eager" (Dynamo alone) is right; "aot_eager" is wrong as the default is. AOTAutograd makes such results anew from the

@@ -206,8 +206,8 @@ class Checkpointed(UsesScaled):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, UsesGivesNone, WritesFixed, Unread, Checkpointed, Hooked, HookedLate,
-                                  HookedTwice, Stopped])
+@pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, UsesGivesNone, WritesFixed, Unread,
+                                  Checkpointed, Hooked, HookedLate, HookedTwice, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()
