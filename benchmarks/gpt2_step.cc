@@ -169,8 +169,8 @@ Result<Trained> Train(const Sizes& sizes, const caesura::ProviderList& providers
     if (!loss.ok()) return loss.status();
     out.losses.push_back(*loss);
   }
-  for (const std::string& name : (*session)->ParameterNames()) {
-    auto parameter = (*session)->Parameter(name);
+  for (const std::string& name : (*session)->parameters().Names()) {
+    auto parameter = (*session)->parameters().Get(name);
     if (!parameter.ok()) return parameter.status();
     auto copy = parameter->Clone();
     if (!copy.ok()) return copy.status();

@@ -360,8 +360,8 @@ std::vector<::torch::Tensor> TrainingStep::predict(const TensorMap& feeds) {
 
 TensorMap TrainingStep::parameters() const {
   TensorMap out;
-  for (const std::string& name : session_->ParameterNames())
-    out[name] = Checked(ToTorch(Checked(session_->Parameter(name))));
+  for (const std::string& name : session_->parameters().Names())
+    out[name] = Checked(ToTorch(Checked(session_->parameters().Get(name))));
   return out;
 }
 

@@ -83,7 +83,7 @@ void Train(const std::string& folder) {
   const Status exported = session->ExportModel(folder + "/chargpt_trained.onnx");
   if (!exported.ok()) ThrowStatus(exported);
   std::printf("chargpt: mean loss %.3f nats after %lld steps; it writes:\n%s\n", mean,
-              static_cast<long long>(session->updates()), sample.c_str());
+              static_cast<long long>(session->progress().updates), sample.c_str());
   if (mean >= 2.0) throw std::runtime_error("the loss did not fall below 2.0 nats");
 }
 

@@ -42,6 +42,6 @@ int main(int argc, char** argv) {
   bar.Finish();
   const Status saved = (*session)->Save(ExportedStatePath(step));
   if (!saved.ok()) return Fail(saved);
-  std::printf("%lld updates in all\n", static_cast<long long>((*session)->updates()));
+  std::printf("%lld updates in all\n", static_cast<long long>((*session)->progress().updates));
   return 0;
 }

@@ -26,7 +26,7 @@ int main() {
     const Tensor target = Tensor::Of<float>(Shape{2, 1}, {3.0f, 6.0f});
     session->Step({{"x", x}, {"target", target}}).value();
   }
-  const float w = session->Parameter("w").value().data<float>()[0];
+  const float w = session->parameters().Get("w").value().data<float>()[0];
   const auto& nodes = session->step_graph().nodes();
   const bool taken = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
     return node->provider() == "ReluExecutionProvider";

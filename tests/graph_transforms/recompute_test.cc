@@ -96,9 +96,10 @@ TEST_P(MemoryBudget, StepsWithinItHaveTheSameBits) {
         const double loss = session->Step(real.batches[i]).value();
         EXPECT_EQ(static_cast<float>(loss), *expected.losses[i].tensor().data<float>()) << part;
       }
-      const std::vector<std::string> names = session->ParameterNames();
+      const std::vector<std::string> names = session->parameters().Names();
       for (size_t i = 0; i < names.size(); ++i) {
-        EXPECT_TRUE(SameBits({session->Parameter(names[i]).value()}, {expected.parameters[i]}))
+        EXPECT_TRUE(
+            SameBits({session->parameters().Get(names[i]).value()}, {expected.parameters[i]}))
             << names[i];
       }
     }

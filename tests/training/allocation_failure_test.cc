@@ -109,7 +109,7 @@ class AllocationFailure : public ::testing::TestWithParam<MakesReal> {
   Values Everything(const TrainingSession& session) const {
     Values out;
     for (const std::string& name : names_)
-      out.push_back(session.Parameter(name).value().Clone().value());
+      out.push_back(session.parameters().Get(name).value().Clone().value());
     return out;
   }
 
@@ -268,9 +268,9 @@ TEST_P(AllocationFailure, Checkpoints) {
                EXPECT_TRUE(SameBits(Everything(*session), before));
                return;
              }
-             EXPECT_TRUE(session->InconsistentParameters().empty());
+             EXPECT_EQ(session->parameters().lost(), std::nullopt);
              EXPECT_TRUE(SameBits(Everything(*session), after));
-             EXPECT_EQ(session->updates(), 2);
+             EXPECT_EQ(session->progress().updates, 2);
              ASSERT_TRUE(session->Restore(path).ok());
            });
   ASSERT_TRUE(session->Restore(path).ok());

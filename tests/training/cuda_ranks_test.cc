@@ -124,7 +124,7 @@ TEST_F(CudaRanks, ALostRankChangesNothing) {
     if (c.rank() == 1) return;
     const Status status = session->Step(PartOf(model.batch(101), c)).status();
     EXPECT_EQ(status.code(), StatusCode::kRankFailure) << status.ToString();
-    EXPECT_THAT(session->InconsistentParameters(), ::testing::IsEmpty());
+    EXPECT_EQ(session->parameters().lost(), std::nullopt);
     EXPECT_TRUE(SameBits(ParametersOf(*session), before));
   });
 }

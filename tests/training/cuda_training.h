@@ -26,8 +26,8 @@ class CudaTraining : public StandinCuda {
   }
 
   static void ReadParameters(const TrainingSession& session, Values* out) {
-    for (const std::string& name : session.ParameterNames()) {
-      const auto parameter = session.Parameter(name);
+    for (const std::string& name : session.parameters().Names()) {
+      const auto parameter = session.parameters().Get(name);
       ASSERT_TRUE(parameter.ok()) << parameter.status().ToString();
       out->push_back(parameter->Clone().value());
     }

@@ -155,10 +155,10 @@ TEST_F(CudaTraining, ScalesTheLossOnTheDevice) {
     const double wanted = here->Step(model.batches[i % 2]).value();
     EXPECT_NEAR(there->Step(model.batches[i % 2]).value(), wanted, 2e-3 * wanted);
   }
-  EXPECT_EQ(there->updates(), here->updates());
-  EXPECT_EQ(there->loss_scale(), here->loss_scale());
-  EXPECT_GT(there->updates(), 0);
-  EXPECT_LT(there->updates(), 14);
+  EXPECT_EQ(there->progress().updates, here->progress().updates);
+  EXPECT_EQ(there->progress().loss_scale(), here->progress().loss_scale());
+  EXPECT_GT(there->progress().updates, 0);
+  EXPECT_LT(there->progress().updates, 14);
 }
 
 TEST_F(CudaTraining, RefusedStepsChangeNothing) {
@@ -234,18 +234,18 @@ TEST_F(CudaTraining, CheckpointsAndParameters) {
   ASSERT_TRUE(first->Step(model.batches[0]).ok());
   ASSERT_TRUE(first->Save(folder.path("state")).ok());
   ASSERT_TRUE(second->Restore(folder.path("state")).ok());
-  const std::string name = first->ParameterNames()[0];
-  Tensor value = first->Parameter(name).value();
+  const std::string name = first->parameters().Names()[0];
+  Tensor value = first->parameters().Get(name).value();
   value.data<float>()[0] += 0.5f;
   for (TrainingSession* session : {first.get(), second.get()}) {
-    ASSERT_TRUE(session->SetParameter(name, value).ok());
-    EXPECT_TRUE(SameBits(session->Parameter(name).value(), value));
+    ASSERT_TRUE(session->parameters().Set(name, value).ok());
+    EXPECT_TRUE(SameBits(session->parameters().Get(name).value(), value));
   }
   EXPECT_EQ(first->Step(model.batches[1]).value(), second->Step(model.batches[1]).value());
   EXPECT_EQ(first->Evaluate(model.batches[0])->loss, second->Evaluate(model.batches[0])->loss);
   auto cpu = SessionOn(model, Cpu());
   ASSERT_TRUE(cpu->Restore(folder.path("state")).ok());
-  ASSERT_TRUE(cpu->SetParameter(name, value).ok());
+  ASSERT_TRUE(cpu->parameters().Set(name, value).ok());
   ASSERT_TRUE(cpu->Step(model.batches[1]).ok());
   Values got, wanted;
   ReadParameters(*first, &got);
@@ -334,8 +334,8 @@ TEST_F(CudaTraining, AFailureAtAnyCallEndsOnTheCpu) {
       // A failure that has not come in the steps may meet a read, which is then done again.
       while (parameters.size() != wanted.parameters.size()) {
         parameters.clear();
-        for (const std::string& name : (*session)->ParameterNames()) {
-          const auto parameter = (*session)->Parameter(name);
+        for (const std::string& name : (*session)->parameters().Names()) {
+          const auto parameter = (*session)->parameters().Get(name);
           if (parameter.ok()) parameters.push_back(parameter->Clone().value());
         }
       }

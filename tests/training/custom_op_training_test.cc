@@ -101,7 +101,7 @@ TEST(CustomOpTraining, SessionsTrainEvaluateAndExport) {
   for (int i = 0; i < 50; ++i) last = (*session)->Step(feeds).value();
   EXPECT_LT(last, 1e-3);
   EXPECT_NEAR((*session)->Evaluate(feeds).value().loss, last, 1e-3);
-  const std::string text = ModelText((*session)->TrainedModel().value());
+  const std::string text = ModelText((*session)->parameters().TrainedModel().value());
   EXPECT_THAT(text, ::testing::Not(HasSubstr("ai.caesura.instance")))
       << "nothing of a session's own goes into files";
 }

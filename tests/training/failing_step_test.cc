@@ -28,7 +28,7 @@ class FailingStep : public ::testing::Test {
   Values Everything() const {
     Values out;
     for (const std::string& name : names_)
-      out.push_back(session_->Parameter(name).value().Clone().value());
+      out.push_back(session_->parameters().Get(name).value().Clone().value());
     return out;
   }
   Result<double> Step(int update) { return session_->Step(real_.batches[update]); }
@@ -76,7 +76,7 @@ class FailingStep : public ::testing::Test {
       if (k < safe) {
         EXPECT_THAT(failed.status().message(), ::testing::Not(HasSubstr("lost")));
         ASSERT_TRUE(SameBits(Everything(), before));
-        EXPECT_EQ(session_->updates(), 1);
+        EXPECT_EQ(session_->progress().updates, 1);
       } else {
         EXPECT_THAT(failed.status().message(), HasSubstr("the step is lost"));
         EXPECT_THAT(Step(1).status().message(), HasSubstr("Restore a checkpoint"));

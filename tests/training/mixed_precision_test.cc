@@ -59,7 +59,7 @@ TEST_P(MixedPrecisionStep, GradientsAreNearThoseOfFloat32) {
     ASSERT_EQ(found.dtype(), DType::kFloat32);
     // Some gradients are zero but for rounding: biases ahead of a norm, biases of keys.
     EXPECT_LE(Norm(found, &want), GetParam().tolerance * std::max(Norm(want), 0.1 * largest))
-        << wide->ParameterNames()[i];
+        << wide->parameters().Names()[i];
   }
 }
 
@@ -79,8 +79,8 @@ TEST_P(MixedPrecisionStep, LossFollows) {
   EXPECT_LT(last, first);
   EXPECT_NEAR(mixed->Evaluate(real.batches[0]).value().loss,
               wide->Evaluate(real.batches[0]).value().loss, 0.05 * first);
-  for (const std::string& name : mixed->ParameterNames()) {
-    EXPECT_EQ(mixed->Parameter(name).value().dtype(), DType::kFloat32);
+  for (const std::string& name : mixed->parameters().Names()) {
+    EXPECT_EQ(mixed->parameters().Get(name).value().dtype(), DType::kFloat32);
   }
 }
 
@@ -94,8 +94,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 Values AllParametersOf(const TrainingSession& session) {
   Values out;
-  for (const std::string& name : session.ParameterNames())
-    out.push_back(session.Parameter(name)->Clone().value());
+  for (const std::string& name : session.parameters().Names())
+    out.push_back(session.parameters().Get(name)->Clone().value());
   return out;
 }
 
@@ -111,14 +111,14 @@ TEST(LossScaling, AnOverflowSkipsTheUpdateAndLowersTheScale) {
   const auto session = SessionOf(real);
   const Values before = AllParametersOf(*session);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
-  EXPECT_EQ(session->updates(), 0);
-  EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 29));
+  EXPECT_EQ(session->progress().updates, 0);
+  EXPECT_EQ(session->progress().loss_scale(), std::ldexp(1.0, 29));
   EXPECT_TRUE(SameBits(AllParametersOf(*session), before));
   int steps = 1;
-  for (; session->updates() == 0 && steps < 40; ++steps)
+  for (; session->progress().updates == 0 && steps < 40; ++steps)
     ASSERT_TRUE(session->Step(real.batches[0]).ok());
-  ASSERT_EQ(session->updates(), 1);
-  EXPECT_EQ(session->loss_scale(), std::ldexp(1.0, 30 - (steps - 1)));
+  ASSERT_EQ(session->progress().updates, 1);
+  EXPECT_EQ(session->progress().loss_scale(), std::ldexp(1.0, 30 - (steps - 1)));
   EXPECT_FALSE(SameBits(AllParametersOf(*session), before));
   // The first update is that of a session that had begun with this scale: skipped steps leave
   // no trace.
@@ -131,16 +131,16 @@ TEST(LossScaling, GoodStepsRaiseTheScale) {
   const RealModel real = Scaled(8);
   const auto session = SessionOf(real);
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(session->Step(real.batches[i % 2]).ok());
-  EXPECT_EQ(session->updates(), 4);
-  EXPECT_EQ(session->loss_scale(), 32);
+  EXPECT_EQ(session->progress().updates, 4);
+  EXPECT_EQ(session->progress().loss_scale(), 32);
 }
 
 TEST(LossScaling, GradientsThatAreNeverFiniteAreAnError) {
   const RealModel real = Scaled(1.0f / (1 << 23));
   const auto session = SessionOf(real);
-  Tensor broken = session->Parameter("head")->Clone().value();
+  Tensor broken = session->parameters().Get("head")->Clone().value();
   broken.data<float>()[0] = NAN;
-  ASSERT_TRUE(session->SetParameter("head", broken).ok());
+  ASSERT_TRUE(session->parameters().Set("head", broken).ok());
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
   const auto loss = session->Step(real.batches[0]);
   ASSERT_FALSE(loss.ok());
@@ -154,9 +154,9 @@ TEST(LossScaling, IsPartOfTheCheckpoint) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(session->Step(real.batches[i % 2]).ok());
   ASSERT_TRUE(session->Save(folder.path("c")).ok());
   ASSERT_TRUE(again->Restore(folder.path("c")).ok());
-  EXPECT_EQ(again->loss_scale(), 16);
+  EXPECT_EQ(again->progress().loss_scale(), 16);
   for (const auto* s : {&session, &again}) ASSERT_TRUE((*s)->Step(real.batches[1]).ok());
-  EXPECT_EQ(again->loss_scale(), 32);
+  EXPECT_EQ(again->progress().loss_scale(), 32);
   EXPECT_TRUE(SameBits(AllParametersOf(*session), AllParametersOf(*again)));
 }
 

@@ -63,11 +63,11 @@ OrderedRun TrainOrdered(const RealModel& real, const NamedModel& model, int shar
         const auto loss = session->Step(RowsOf(batch, shard * rows, (shard + 1) * rows));
         ASSERT_TRUE(loss.ok()) << loss.status().ToString();
         if (i + 1 < own) continue;
-        EXPECT_EQ(*loss, session->update_loss());
+        EXPECT_EQ(*loss, session->progress().update_loss);
         run.losses.push_back(*loss);
       }
     }
-    EXPECT_EQ(session->updates(), last);
+    EXPECT_EQ(session->progress().updates, last);
     if (end) end(*session);
     run.parameters = ParametersOf(*session);
   });
@@ -175,7 +175,7 @@ TEST(OrderedRanks, GoOnFromTheCheckpointOfAnotherNumber) {
         [&](TrainingSession& session) {
           const bool writes = session.ranks() == 1 || session.communicator()->rank() == 0;
           if (writes) {
-            ASSERT_TRUE(session.Save(path(session.updates())).ok());
+            ASSERT_TRUE(session.Save(path(session.progress().updates)).ok());
           }
         },
         first, last);
@@ -205,7 +205,7 @@ TEST(OrderedRanks, OneRankIsSavedAmongItsShards) {
         ASSERT_TRUE(session->Save(folder.path("between")).ok());
         session = make();
         ASSERT_TRUE(session->Restore(folder.path("between")).ok());
-        EXPECT_EQ(session->accumulated(), 2);
+        EXPECT_EQ(session->progress().accumulated(), 2);
       }
       ASSERT_TRUE(session->Step(RowsOf(kModels[0].batch(1), i, i + 1)).ok());
     }
@@ -256,8 +256,8 @@ TEST(OrderedRanks, AStepThatFailsOnOneRankHappensOnNone) {
       const Status status = session->Regroup(
           std::shared_ptr<Communicator>(others[c.rank()].get(), [](Communicator*) {}));
       ASSERT_TRUE(status.ok()) << status.ToString();
-      if (c.rank() == 0 && session->updates() == 0) ++again;
-      for (int i = 0; session->updates() == 0 && i < 2; ++i)
+      if (c.rank() == 0 && session->progress().updates == 0) ++again;
+      for (int i = 0; session->progress().updates == 0 && i < 2; ++i)
         ASSERT_TRUE(session->Step(shard(c, i)).ok());
       ends[c.rank()] = ParametersOf(*session);
     });

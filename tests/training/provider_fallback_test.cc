@@ -36,7 +36,7 @@ class StepsOfTheCpu {
   Values Everything(const TrainingSession& session) const {
     Values out;
     for (const std::string& name : names_)
-      out.push_back(session.Parameter(name).value().Clone().value());
+      out.push_back(session.parameters().Get(name).value().Clone().value());
     return out;
   }
   // True if the session, at its last batch, does as the CPU did.
@@ -77,7 +77,7 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
     expected.ExpectLastStep(*session, real);
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("planted failure"));
     EXPECT_EQ(faulty->calls(), k + 1);
-    EXPECT_EQ(session->updates(), real.options.step.accumulation_steps > 1 ? 1 : 2);
+    EXPECT_EQ(session->progress().updates, real.options.step.accumulation_steps > 1 ? 1 : 2);
     const auto record = session->fallback_record();
     ASSERT_TRUE(record);
     EXPECT_EQ(record->provider, "faulty");
@@ -235,10 +235,10 @@ TEST(TrainingFallback, TheParametersAreNotCopied) {
   auto faulty = Faulty();
   real.options.providers = {faulty, TrainingCpu()};
   auto session = SessionOf(real);
-  const void* head = session->Parameter("head").value().raw();
+  const void* head = session->parameters().Get("head").value().raw();
   faulty->FailAt(3);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
-  EXPECT_EQ(session->Parameter("head").value().raw(), head);
+  EXPECT_EQ(session->parameters().Get("head").value().raw(), head);
   ASSERT_TRUE(session->fallback_record());
   // Evaluation goes over as well, on the same bytes.
   auto cpu = SessionOf(Digits());

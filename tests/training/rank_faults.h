@@ -23,15 +23,15 @@ inline constexpr auto kWatchdog = std::chrono::seconds(60);
 
 // Copies of all that a rank has: parameters, statistics, state and sums of gradients, or its parts.
 inline Values StateOfRank(const TrainingSession& session) {
-  std::vector<std::string> names = session.ParameterNames(), all = names;
-  for (const ParameterShard& shard : session.shards()) names.push_back(shard.name);
+  std::vector<std::string> names = session.parameters().Names(), all = names;
+  for (const ParameterShard& shard : session.parameters().shards()) names.push_back(shard.name);
   for (const std::string& name : names) {
     for (const char* state : {"optimizer.exp_avg.", "optimizer.exp_avg_sq.", "accumulator."})
       all.push_back(state + name);
   }
   Values out;
   for (const std::string& name : all) {
-    const Result<Tensor> tensor = session.Parameter(name);
+    const Result<Tensor> tensor = session.parameters().Get(name);
     if (tensor.ok()) out.push_back(tensor->Clone().value());
   }
   return out;
@@ -86,7 +86,7 @@ class RankFaultSweep {
       FaultyCommunicator c(inner);
       const auto session = RankSession(real_, c, edit_);
       Update(*session, c, 0);
-      if (!session->shards().empty() || c.rank() == 0) {
+      if (!session->parameters().shards().empty() || c.rank() == 0) {
         ASSERT_TRUE(session->Save(path).ok());
       }
       c.Limit(patience);
@@ -98,7 +98,7 @@ class RankFaultSweep {
       if (!regrouped[c.rank()].ok()) {
         ASSERT_TRUE(session->Restore(path).ok());
       }
-      if (session->updates() == 1) Update(*session, c, 1);
+      if (session->progress().updates == 1) Update(*session, c, 1);
       Update(*session, c, 2);
       EXPECT_TRUE(SameBits(StateOfRank(*session), later_[c.rank()])) << "rank " << c.rank();
     });

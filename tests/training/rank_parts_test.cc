@@ -129,8 +129,9 @@ TEST_P(RankParts, DoWhatTheWholeModelDoes) {
       }
       Values got, want;
       for (const char* name : {"w", "up", "up_bias", "down", "bias"}) {
-        got.push_back(session->Parameter(name).value());
-        want.push_back(PartOfParameter(alone->Parameter(name).value(), name, c.rank(), size));
+        got.push_back(session->parameters().Get(name).value());
+        want.push_back(
+            PartOfParameter(alone->parameters().Get(name).value(), name, c.rank(), size));
       }
       ExpectCloseValues(got, want, 1e-5);
     });

@@ -79,8 +79,8 @@ inline std::unique_ptr<TrainingSession> RankSession(
 
 inline Values ParametersOf(const TrainingSession& session) {
   Values out;
-  for (const std::string& name : session.ParameterNames())
-    out.push_back(session.Parameter(name).value().Clone().value());
+  for (const std::string& name : session.parameters().Names())
+    out.push_back(session.parameters().Get(name).value().Clone().value());
   return out;
 }
 

@@ -25,7 +25,7 @@ inline int Every(int shortened) { return std::getenv("CAESURA_LONG") != nullptr 
 inline Values Everything(const TrainingSession& session, const std::vector<std::string>& names) {
   Values out;
   for (const std::string& name : names)
-    out.push_back(session.Parameter(name).value().Clone().value());
+    out.push_back(session.parameters().Get(name).value().Clone().value());
   return out;
 }
 
@@ -386,7 +386,7 @@ class StepRunner {
 
   Values Feeds(const Graph& graph, int update) const {
     const NamedValues own = {
-        {kLearningRateInput, Tensor::Scalar<double>(session_->learning_rate())},
+        {kLearningRateInput, Tensor::Scalar<double>(session_->progress().learning_rate())},
         {kStepInput, Tensor::Scalar<int64_t>(update + 1)},
         {kResetInput, Tensor::Scalar<bool>(true)}};
     Values feeds;
@@ -444,7 +444,7 @@ class StepRunner {
       out.losses.push_back(Tensor::Scalar<float>(static_cast<float>(*loss)));
     }
     for (const std::string& name : names_)
-      out.parameters.push_back(session->Parameter(name).value());
+      out.parameters.push_back(session->parameters().Get(name).value());
     return out;
   }
 

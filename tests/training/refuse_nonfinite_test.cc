@@ -86,7 +86,7 @@ TEST(RefuseNonfinite, OtherwiseSuchAStepSpoilsTheParameters) {
   const RealModel real = Mlp();
   auto session = SessionOf(real);
   ASSERT_TRUE(session->Step(Spoilt(real.batches[0], "x", NAN)).ok());
-  EXPECT_TRUE(std::isnan(session->Parameter("w2").value().data<float>()[0]));
+  EXPECT_TRUE(std::isnan(session->parameters().Get("w2").value().data<float>()[0]));
 }
 
 TEST(RefuseNonfinite, IsRefusedWhereItCannotBe) {

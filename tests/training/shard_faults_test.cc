@@ -117,8 +117,9 @@ void SpoilEachExchange(int shard, int accumulation, bool skips) {
       const Values before = ParametersOf(*session);
       const auto parts_of = [&] {
         Values out;
-        for (const ParameterShard& part : session->shards())
-          out.push_back(session->Parameter(part.states[0] + "." + part.name)->Clone().value());
+        for (const ParameterShard& part : session->parameters().shards())
+          out.push_back(
+              session->parameters().Get(part.states[0] + "." + part.name)->Clone().value());
         return out;
       };
       const Values state = parts_of();
@@ -133,7 +134,7 @@ void SpoilEachExchange(int shard, int accumulation, bool skips) {
       if (!skips) {
         EXPECT_THAT(status.message(), ::testing::HasSubstr("the step was refused"));
       }
-      EXPECT_EQ(session->updates(), 0);
+      EXPECT_EQ(session->progress().updates, 0);
       EXPECT_TRUE(SameBits(ParametersOf(*session), before));
       EXPECT_TRUE(SameBits(parts_of(), state));
       c.AtStarts({});
@@ -141,7 +142,7 @@ void SpoilEachExchange(int shard, int accumulation, bool skips) {
         const auto loss = session->Step(FaultBatch(s, c));
         ASSERT_TRUE(loss.ok()) << loss.status().ToString();
       }
-      EXPECT_EQ(session->updates(), 1);
+      EXPECT_EQ(session->progress().updates, 1);
     });
     exchanges = seen[0];
     if (::testing::Test::HasFailure()) return;

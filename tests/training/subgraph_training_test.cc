@@ -40,8 +40,8 @@ History Train(const RealModel& given, ProviderList providers) {
     }
   }
   out.losses.push_back((*session)->Evaluate(real.batches[0]).value().loss);
-  for (const std::string& name : (*session)->ParameterNames()) {
-    const std::vector<float> values = (*session)->Parameter(name).value().ToVector<float>();
+  for (const std::string& name : (*session)->parameters().Names()) {
+    const std::vector<float> values = (*session)->parameters().Get(name).value().ToVector<float>();
     out.parameters.insert(out.parameters.end(), values.begin(), values.end());
   }
   return out;
@@ -126,10 +126,10 @@ TEST(SubgraphTraining, AFailingPartFailsTheStepAndChangesNothing) {
   real.options.fallback = false;
   real.options.providers = InFront(TryTestProvider({{"fail", "0"}, {"garbage", "1"}}).value());
   auto session = TrainingSession::Create(real.model.Clone(), real.options).value();
-  const std::vector<float> before = session->Parameter("head").value().ToVector<float>();
+  const std::vector<float> before = session->parameters().Get("head").value().ToVector<float>();
   const Status failed = session->Step(real.batches[0]).status();
   EXPECT_EQ(failed.code(), StatusCode::kProviderFailure) << failed.ToString();
-  EXPECT_EQ(session->Parameter("head").value().ToVector<float>(), before);
+  EXPECT_EQ(session->parameters().Get("head").value().ToVector<float>(), before);
   const double loss = session->Step(real.batches[0]).value();
   EXPECT_NEAR(loss, Train(real, {TrainingCpu()}).losses[0], 1e-4);
 }

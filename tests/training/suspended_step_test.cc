@@ -25,7 +25,7 @@ struct Undisturbed {
     auto session = SessionOf(real);
     for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());
     after = Everything(*session, names);
-    learning_rate = session->learning_rate();
+    learning_rate = session->progress().learning_rate();
     steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
   }
   std::vector<std::string> names;
@@ -62,7 +62,7 @@ void ExpectTheSame(const Undisturbed& expected, const RealModel& real, TrainingS
     EXPECT_FALSE(session->suspended());
     EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
     EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
-    EXPECT_EQ(session->learning_rate(), expected.learning_rate);
+    EXPECT_EQ(session->progress().learning_rate(), expected.learning_rate);
   }
 }
 
@@ -134,8 +134,8 @@ TEST(SuspendedStep, InTheMiddleOfAnAccumulation) {
     EXPECT_EQ(ends.ResumeStep().value(), losses[micro]);
   }
   EXPECT_TRUE(SameBits(Everything(*first, names), Everything(*undisturbed, names)));
-  EXPECT_EQ(first->updates(), 2);
-  EXPECT_EQ(first->update_loss(), undisturbed->update_loss());
+  EXPECT_EQ(first->progress().updates, 2);
+  EXPECT_EQ(first->progress().update_loss, undisturbed->progress().update_loss);
 }
 
 // --- other threads and providers ---
@@ -261,12 +261,12 @@ TEST(SuspendedStep, NothingElseBeginsWhileItWaits) {
   session->SuspendAt(5);
   ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   EXPECT_THAT(session->Step(real.batches[0]).status().message(), HasSubstr("a step waits"));
-  const Tensor w = session->Parameter("w0").value();
-  EXPECT_THAT(session->SetParameter("w0", w).message(), HasSubstr("a step waits"));
-  EXPECT_THAT(session->BindParameter("w0", w).message(), HasSubstr("a step waits"));
+  const Tensor w = session->parameters().Get("w0").value();
+  EXPECT_THAT(session->parameters().Set("w0", w).message(), HasSubstr("a step waits"));
+  EXPECT_THAT(session->parameters().Bind("w0", w).message(), HasSubstr("a step waits"));
   EXPECT_TRUE(session->Evaluate(real.batches[0]).ok());
   EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
-  EXPECT_EQ(session->updates(), 1);
+  EXPECT_EQ(session->progress().updates, 1);
 }
 
 TEST(SuspendedStep, GivenUpItHasChangedNothing) {

@@ -34,7 +34,7 @@ std::unique_ptr<TrainingSession> SessionOf(const std::string& trips) {
 }
 
 std::vector<float> WeightsOf(const TrainingSession& session) {
-  return session.Parameter("w").value().ToVector<float>();
+  return session.parameters().Get("w").value().ToVector<float>();
 }
 
 TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
@@ -49,7 +49,7 @@ TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
   }
   EXPECT_EQ(step.get().code(), StatusCode::kCancelled);
   EXPECT_THAT(WeightsOf(*session), ::testing::ElementsAre(1, 2));
-  EXPECT_EQ(session->updates(), 0);
+  EXPECT_EQ(session->progress().updates, 0);
 }
 
 TEST(TrainingTerminate, HoldsUntilItIsTakenBack) {

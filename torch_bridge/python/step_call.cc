@@ -120,12 +120,13 @@ class StepCall {
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
     }
     const auto before = static_cast<int64_t>(updates_.empty() ? 0 : *updates_[0].data<float>());
-    session_.SetPosition(before, progress.micro_steps);
+    session_.progress().updates = before;
+    session_.progress().micro_steps = progress.micro_steps;
     if (draw_seed_.is_valid()) {
       draw_seed_();
-      session_.DrawNextBy(static_cast<uint64_t>(*seed_.data<int64_t>()));
+      session_.progress().next_seed = static_cast<uint64_t>(*seed_.data<int64_t>());
     }
-    const double scale = session_.loss_scale();
+    const double scale = session_.progress().loss_scale();
     if (gpu_ != nullptr) Check(gpu_->WaitForTorch());
     const auto began = std::chrono::steady_clock::now();
     auto loss = [&] {
@@ -141,7 +142,7 @@ class StepCall {
     }
     progress.waits = session_.suspended();
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
-    if (session_.updates() != before) {  // with "fp16" an update may not happen
+    if (session_.progress().updates != before) {  // with "fp16" an update may not happen
       for (const Tensor& count : updates_) *count.data<float>() += 1;
     }
     progress.window = trained_;
@@ -191,7 +192,8 @@ class StepCall {
   // equally often and of all those that have gradients in this window, in its session's scale.
   bool GoesOn(const Progress& progress) const {
     if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
-      if (!progress.window.is_valid() || progress.loss_scale != session_.loss_scale()) return false;
+      if (!progress.window.is_valid() || progress.loss_scale != session_.progress().loss_scale())
+        return false;
       if (!progress.window.is(trained_) && !progress.window.equal(trained_)) return false;
     }
     if (!counts_matter_) return true;

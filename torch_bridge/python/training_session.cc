@@ -157,7 +157,7 @@ struct SuspendOn {
 // block, and the pieces of members that lie in this rank's part: (member, first, last, place).
 nb::list ShardsOf(const TrainingSession& session) {
   nb::list out;
-  for (const ParameterShard& shard : session.shards()) {
+  for (const ParameterShard& shard : session.parameters().shards()) {
     std::vector<int64_t> offsets;
     for (int i = 0; i < shard.layout.tensors(); ++i) offsets.push_back(shard.layout.offset(i));
     std::vector<std::tuple<int, int64_t, int64_t, int64_t>> pieces;
@@ -246,7 +246,10 @@ void BindTraining(nb::module_& m) {
                      out["last"] = counts.last;
                      return out;
                    })
-      .def_prop_ro("inconsistent", &TrainingSession::InconsistentParameters)
+      .def_prop_ro("inconsistent",
+                   [](const TrainingSession& session) {
+                     return session.parameters().lost().value_or(std::vector<std::string>());
+                   })
       .def("resume_step",
            [](TrainingSession& session) {
              auto loss = [&] {
@@ -321,21 +324,27 @@ void BindTraining(nb::module_& m) {
            })
       .def("kept_outputs", [](const TrainingSession& session) { return session.kept_outputs(); })
       .def("gradients", [](const TrainingSession& session) { return session.gradients(); })
-      .def("parameter_names", &TrainingSession::ParameterNames)
-      .def("frozen_names", &TrainingSession::FrozenNames)
+      .def("parameter_names",
+           [](const TrainingSession& session) { return session.parameters().Names(); })
+      .def("frozen_names",
+           [](const TrainingSession& session) { return session.parameters().FrozenNames(); })
       .def("parameter",
            [](const TrainingSession& session, const std::string& name) {
-             return RuntimeValue(Unwrap(Unwrap(session.Parameter(name)).Clone()));
+             return RuntimeValue(Unwrap(Unwrap(session.parameters().Get(name)).Clone()));
            })
       .def("set_parameter",
            [](TrainingSession& session, const std::string& name, const RuntimeValue& value) {
-             Check(session.SetParameter(name, value.tensor()));
+             Check(session.parameters().Set(name, value.tensor()));
            })
       .def("bind_parameter",
            [](TrainingSession& session, const std::string& name, nb::handle array) {
-             Check(session.BindParameter(name, Writable(name, array)));
+             Check(session.parameters().Bind(name, Writable(name, array)));
            })
-      .def("set_position", &TrainingSession::SetPosition)
+      .def("set_position",
+           [](TrainingSession& session, int64_t updates, int64_t micro_steps) {
+             session.progress().updates = updates;
+             session.progress().micro_steps = micro_steps;
+           })
       .def_prop_rw("terminate", &TrainingSession::terminate, &TrainingSession::set_terminate)
       .def("feed_coefficients",
            [](TrainingSession& session, const std::vector<double>& values) {
@@ -344,8 +353,10 @@ void BindTraining(nb::module_& m) {
                Raise(InvalidArgument("more coefficients than the session is fed"));
              std::copy(values.begin(), values.end(), all.begin());
            })
-      .def("draw_next_by", &TrainingSession::DrawNextBy)
-      .def_prop_ro("updates", &TrainingSession::updates)
+      .def("draw_next_by",
+           [](TrainingSession& session, uint64_t seed) { session.progress().next_seed = seed; })
+      .def_prop_ro("updates",
+                   [](const TrainingSession& session) { return session.progress().updates; })
       .def_prop_ro("memory",
                    [](const TrainingSession& session) {
                      const RankMemory memory = session.MemoryOfRank();
@@ -356,9 +367,12 @@ void BindTraining(nb::module_& m) {
                      return out;
                    })
       .def_prop_ro("shards", &ShardsOf)
-      .def_prop_ro("loss_scale", &TrainingSession::loss_scale)
-      .def_prop_rw("learning_rate", &TrainingSession::learning_rate,
-                   &TrainingSession::set_learning_rate)
+      .def_prop_ro("loss_scale",
+                   [](const TrainingSession& session) { return session.progress().loss_scale(); })
+      .def_prop_rw(
+          "learning_rate",
+          [](const TrainingSession& session) { return session.progress().learning_rate(); },
+          &TrainingSession::set_learning_rate)
       .def(
           "save",
           [](const TrainingSession& session, const std::string& path,

@@ -347,15 +347,15 @@ Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
       "exported step: %s on %zu parameters, loss '%s', learning rate %.4g, clip_norm %.4g, "
       "accumulation_steps %d; "
       "%lld updates done\n",
-      optimizer.c_str(), session->ParameterNames().size(), step.loss.prediction.c_str(),
-      session->learning_rate(), step.clip_norm, step.accumulation_steps,
-      static_cast<long long>(session->updates()));
+      optimizer.c_str(), session->parameters().Names().size(), step.loss.prediction.c_str(),
+      session->progress().learning_rate(), step.clip_norm, step.accumulation_steps,
+      static_cast<long long>(session->progress().updates));
   out.json["step"] = {{"optimizer", optimizer},
                       {"loss", step.loss.prediction},
-                      {"learning_rate", session->learning_rate()},
+                      {"learning_rate", session->progress().learning_rate()},
                       {"clip_norm", step.clip_norm},
                       {"accumulation_steps", step.accumulation_steps},
-                      {"updates", session->updates()}};
+                      {"updates", session->progress().updates}};
   return {};
 }
 

@@ -21,9 +21,6 @@
 namespace caesura {
 namespace {
 
-// Gradients that are not finite at this scale are so at any.
-constexpr double kSmallestLossScale = 1.0 / (1 << 24);
-
 std::unordered_set<std::string> NameSet(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
 }
@@ -57,7 +54,14 @@ Status TrainingSession::Prepare(Model model) {
                            DTypeName(options_.step.precision));
   }
   RETURN_IF_ERROR(options_.step.loss_scaling.Check());
-  scaler_ = GradScaler(options_.step.loss_scaling);
+  progress_.schedule = options_.schedule;
+  progress_.micro_steps_to_update = options_.step.accumulation_steps;
+  progress_.logical_shards = options_.logical_shards;
+  progress_.scales_loss = options_.step.scales_loss();
+  progress_.loss_is_mean = ordered() || options_.step.mean_over == MeanOver::kTokens;
+  progress_.base_rate = LearningRate(options_.step.optimizer);
+  progress_.seed = options_.seed;
+  progress_.scaler = GradScaler(options_.step.loss_scaling);
   program_feeds_ = {{kLearningRateInput, Tensor::Scalar<double>(0)},
                     {kStepInput, Tensor::Scalar<int64_t>(0)},
                     {kResetInput, Tensor::Scalar<bool>(false)},
@@ -65,9 +69,7 @@ Status TrainingSession::Prepare(Model model) {
                     {kGradientFactorInput, Tensor::Scalar<double>(1)},
                     {kLossScaleInput, Tensor::Scalar<float>(1)},
                     {kRankShareInput, Tensor::Scalar<double>(1)}};
-  learning_rate_ = LearningRate(options_.step.optimizer);
   RETURN_IF_ERROR(FillCoefficients());
-  bound_ = options_.share_parameters;
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Declare(model));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(trainable_, TrainableNames(model, options_.step, &options_.step.loss));
@@ -76,26 +78,23 @@ Status TrainingSession::Prepare(Model model) {
     grouped.insert(grouped.end(), group.names.begin(), group.names.end());
   RETURN_IF_ERROR(
       CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
-  original_ = std::move(model);
+  parameters_ = std::make_unique<SessionParameters>(std::move(model), trainable_, fallback_,
+                                                    options_.share_parameters);
   RETURN_IF_ERROR(MakePrograms());
   return ranks() > 1 && options_.join_ranks ? JoinRanks() : Status();
 }
 
 Status TrainingSession::MakePrograms() {
   RETURN_IF_ERROR(PlaceCollectives());
-  Model model = original_.Clone();
+  const int version = parameters_->version();
+  Model model = parameters_->model().Clone();
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Attach(model, trainable_));
   RETURN_IF_ERROR(RunForwardPasses(model, trainable_, options_.disabled_passes));
   RETURN_IF_ERROR(
       RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes)
           .status());
-  if (names_.empty() && !options_.share_parameters) {
-    for (const auto& names : {trainable_, StatisticNames(*model.graph)}) {
-      RETURN_IF_ERROR(CopyInitializers(names, {model.graph.get(), original_.graph.get()}));
-    }
-  }
-
+  RETURN_IF_ERROR(parameters_->MakeCopies(*model.graph));
   ASSIGN_OR_RETURN(update_, MakeStep(model, options_.step, true));
   if (options_.step.accumulation_steps != 1) {
     ASSIGN_OR_RETURN(accumulate_, MakeStep(model, options_.step, false));
@@ -109,7 +108,7 @@ Status TrainingSession::MakePrograms() {
     ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false, /*in_parts=*/true));
   }
   RETURN_IF_ERROR(MakeEvaluation(model));
-  stale_ = false;
+  made_of_ = version;
   return {};
 }
 
@@ -148,25 +147,14 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   if (in_parts) {
     if (parts_parameters_.size() == 0) {
-      ShareParameters(parameters_, parameters_.size(), program.graph.get());
+      ShareParameters(parameters_->set(), parameters_->set().size(), program.graph.get());
       if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
       AddParameters(*program.graph, program.parameters, &parts_parameters_);
     }
     ShareParameters(parts_parameters_, static_cast<int>(program.parameters.size()),
                     program.graph.get());
-  } else if (names_.empty()) {
-    names_ = program.parameters;
-    shards_ = program.shards;
-    trained_ = program.trained;
-    statistics_ = program.statistics;
-    if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
-    AddParameters(*program.graph, names_, &parameters_);
-  } else if (program.parameters.size() > names_.size() ||
-             !std::equal(program.parameters.begin(), program.parameters.end(), names_.begin()) ||
-             (with_update && program.shards != shards_)) {
-    return Internal("the parameters of two programs of a session differ");
   } else {
-    ShareParameters(parameters_, static_cast<int>(program.parameters.size()), program.graph.get());
+    RETURN_IF_ERROR(parameters_->Share(program));
   }
   const auto passes =
       [made = SessionStep{.parameters = program.parameters,
@@ -177,7 +165,7 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   const auto report = std::make_shared<CpuFallbackReport>();
   PreparedGraphOptions options{
       .parameters = program.parameters,
-      .parameter_set = in_parts ? &parts_parameters_ : &parameters_,
+      .parameter_set = in_parts ? &parts_parameters_ : &parameters_->set(),
       .ops = ops_,
       .passes = WithPlacement(passes, {.device_inputs = options_.device_inputs, .report = report}),
       .disabled_passes = options_.disabled_passes,
@@ -192,8 +180,8 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
 }
 
 Status TrainingSession::MakeEvaluation(const Model& model) {
-  PreparedGraphOptions options{.parameters = ParameterNames(),
-                               .parameter_set = &parameters_,
+  PreparedGraphOptions options{.parameters = parameters_->Names(),
+                               .parameter_set = &parameters_->set(),
                                .ops = ops_,
                                .disabled_passes = options_.disabled_passes};
   options.passes =
@@ -214,52 +202,41 @@ Status TrainingSession::MakeEvaluation(const Model& model) {
   return {};
 }
 
-double TrainingSession::learning_rate() const {
-  return learning_rate_ * options_.schedule.Factor(updates_);
-}
-
 void TrainingSession::set_learning_rate(double rate) {
-  learning_rate_ = rate;
+  progress_.base_rate = rate;
   if (!suspended()) return;
   const ExecutionState& state = *waiting_.run->started.state;
   const std::vector<Value*>& inputs = state.plan().graph().inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_rate = inputs[i]->name() == kLearningRateInput && state.feeds()[i].is_tensor();
-    if (is_rate) *state.feeds()[i].tensor().data<double>() = learning_rate();
+    if (is_rate) *state.feeds()[i].tensor().data<double>() = progress_.learning_rate();
   }
 }
 
 double TrainingSession::AppliedRate() {
   const std::vector<std::string>& fed = options_.step.fed_coefficients;
   const auto rate = std::find(fed.begin(), fed.end(), "learning_rate");
-  return rate == fed.end() ? learning_rate() : coefficients()[rate - fed.begin()];
+  return rate == fed.end() ? progress_.learning_rate() : coefficients()[rate - fed.begin()];
 }
 
 const NamedValues& TrainingSession::ProgramFeeds(int64_t accumulated) {
   auto set = [&](const char* name, auto value) {
     *program_feeds_.find(name)->second.tensor().data<decltype(value)>() = value;
   };
-  set(kLearningRateInput, learning_rate());
-  set(kStepInput, updates_ + 1);
+  set(kLearningRateInput, progress_.learning_rate());
+  set(kStepInput, progress_.updates + 1);
   set(kResetInput, accumulated == 0);
   set(kMicroStepInput, accumulated);
   set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated + 1));
-  set(kLossScaleInput, scaler_.scale());
+  set(kLossScaleInput, progress_.scaler.scale());
   set(kRankShareInput, 1.0 / ranks());
   return program_feeds_;
 }
 
-Status TrainingSession::UpdateLossScale(bool gradients_finite) {
-  scaler_.Update(gradients_finite);
-  if (gradients_finite || scaler_.scale() >= kSmallestLossScale) return {};
-  return InvalidArgument("gradients are not finite, however small the loss is scaled");
-}
-
 RunOptions TrainingSession::MakeRun(uint64_t step) {
-  if (bound_) parameters_.TouchAll();  // nobody tells what their owner wrote meanwhile
   RunOptions run;
-  run.parameters = &parameters_;
-  run.seed = options_.seed;
+  run.parameters = &parameters_->ForRun();
+  run.seed = progress_.seed;
   run.step = step;
   run.cancel = terminate_;
   run.suspend = suspend_;
@@ -267,15 +244,9 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   return run;
 }
 
-int64_t TrainingSession::accumulated() const {
-  const int steps = options_.step.accumulation_steps;
-  return steps == 0 ? accumulated_ : micro_steps_ % steps;
-}
-
 Result<double> TrainingSession::Step(const NamedValues& feeds,
                                      std::vector<ExecutionObserver*> observers) {
-  const int steps = options_.step.accumulation_steps;
-  return RunStep(steps == 0 || accumulated() + 1 == steps, feeds, std::move(observers));
+  return RunStep(progress_.update_is_due(), feeds, std::move(observers));
 }
 
 Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
@@ -290,17 +261,18 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 
 Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
                                         std::vector<ExecutionObserver*> observers) try {
-  if (parameters_inconsistent_)
+  if (parameters_->lost())
     return InvalidArgument("an earlier step or Restore failed midway: " + WayBack());
   if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
   RETURN_IF_ERROR(Refresh());
   Program& program = updates ? *update_ : *accumulate_;
   ASSIGN_OR_RETURN(
       std::vector<RuntimeValue> bound,
-      BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
-  RunOptions run = MakeRun(static_cast<uint64_t>(RandomStep()));
-  if (next_seed_) {
-    run.seed = *next_seed_;
+      BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(progress_.accumulated())));
+  const int rank = communicator() == nullptr ? 0 : communicator()->rank();
+  RunOptions run = MakeRun(static_cast<uint64_t>(progress_.random_step(rank)));
+  if (progress_.next_seed) {
+    run.seed = *progress_.next_seed;
     run.step = 0;
   }
   run.observers = std::move(observers);
@@ -312,8 +284,8 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   RunRequest first = once ? std::move(step.run) : step.run;
   first.suspend_at = std::exchange(suspend_at_, INT_MAX);
   Result<double> loss = AnswerFailure(step, program.Run(std::move(first)));
-  if (suspended()) waiting_.seed = next_seed_;
-  if (suspended() || loss.ok()) next_seed_.reset();
+  if (suspended()) waiting_.seed = progress_.next_seed;
+  if (suspended() || loss.ok()) progress_.next_seed.reset();
   return loss;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");
@@ -322,13 +294,14 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
 Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
   auto waiting = std::exchange(waiting_, {});
+  parameters_->set_step_waits(false);
   waiting.run->started.state->set_deadline(deadline_);
   Program& program = waiting.updates ? *update_ : *accumulate_;
   Result<double> loss =
       EndRun(waiting.updates, program.Resume(std::move(waiting.run), std::move(observers),
                                              std::exchange(suspend_at_, INT_MAX)));
   if (suspended()) waiting_.seed = waiting.seed;
-  else if (!loss.ok() && !next_seed_) next_seed_ = waiting.seed;
+  else if (!loss.ok() && !progress_.next_seed) progress_.next_seed = waiting.seed;
   return loss;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a training step");
@@ -336,45 +309,37 @@ Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> obser
 
 Status TrainingSession::DropStep() {
   if (!suspended()) return InvalidArgument("no step waits");
-  if (!next_seed_) next_seed_ = waiting_.seed;
+  if (!progress_.next_seed) progress_.next_seed = waiting_.seed;
   ParameterEffect effect = Program::Drop(std::exchange(waiting_, {}).run);
-  parameters_inconsistent_ = effect.state == ParameterState::kInconsistent;
-  inconsistent_ = std::move(effect.inconsistent);
-  return parameters_inconsistent_ ? Cancelled(DescribeLoss() + "it was given up") : Status();
+  parameters_->set_step_waits(false);
+  if (effect.state != ParameterState::kInconsistent) return {};
+  parameters_->set_lost(std::move(effect.inconsistent));
+  return Cancelled(DescribeLoss() + "it was given up");
 }
 
 Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
   if (result.suspended != nullptr) {
     waiting_ = {std::move(result.suspended), updates, {}};
+    parameters_->set_step_waits(true);
     return result.status;
   }
-  parameters_inconsistent_ = result.left_parameters_changed();
+  if (result.left_parameters_changed())
+    parameters_->set_lost(std::move(result.parameters.inconsistent));
   if (collectives_ != nullptr) LeaveRanks(result);
-  inconsistent_ = std::move(result.parameters.inconsistent);
   if (!result.status.ok())
-    return parameters_inconsistent_ ? result.status.WithPrefix(DescribeLoss()) : result.status;
-  // The step has committed. Only UpdateLossScale can fail, after an update that was skipped.
-  ++micro_steps_;
-  accumulated_ = updates ? 0 : accumulated_ + 1;
-  parameters_.TouchAll();
+    return parameters_->lost() ? result.status.WithPrefix(DescribeLoss()) : result.status;
+  // The step has committed. Only EndMicroStep can fail, after an update that was skipped.
+  parameters_->ForRun().TouchAll();
   const double loss = ScalarOf(result.values.front().tensor());
   result.values.erase(result.values.begin());
   bool skipped = false;
   if (updates && options_.step.scales_loss()) {
     skipped = !std::isfinite(ScalarOf(result.values.back().tensor()));
     result.values.pop_back();
-    RETURN_IF_ERROR(UpdateLossScale(!skipped));
   }
-  loss_sum_ += loss;
-  ++losses_;
-  if (updates) {
-    const double mean =
-        std::exchange(loss_sum_, 0) / static_cast<double>(std::exchange(losses_, 0));
-    const bool is_mean_of_all = ordered() || options_.step.mean_over == MeanOver::kTokens;
-    update_loss_ = is_mean_of_all ? loss : mean;
-    const double rate = AppliedRate();
-    if (!skipped) curves_.Add(++updates_, update_loss_, rate);
-  }
+  const double rate = AppliedRate();
+  RETURN_IF_ERROR(progress_.EndMicroStep(updates, loss, skipped));
+  if (updates && !skipped) curves_.Add(progress_.updates, progress_.update_loss, rate);
   const auto first_gradient =
       result.values.begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
   kept_outputs_.assign(std::make_move_iterator(result.values.begin()),
@@ -411,73 +376,12 @@ Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& fe
   return OutOfMemory("memory ran out in a prediction");
 }
 
-std::vector<std::string> TrainingSession::ParameterNames() const {
-  return {names_.begin(), names_.begin() + trained_ + statistics_};
-}
-
-std::vector<std::string> TrainingSession::FrozenNames() const {
-  std::vector<std::string> out;
-  for (const Value* value : original_.graph->Values()) {
-    const Tensor* tensor = original_.graph->Initializer(value);
-    const bool frozen = tensor != nullptr && IsDifferentiable(tensor->dtype()) &&
-                        parameters_.Find(value->name()) < 0;
-    if (frozen) out.push_back(value->name());
-  }
-  return out;
-}
-
-Result<Tensor> TrainingSession::Parameter(const std::string& name) const {
-  RETURN_IF_ERROR(StateIsSharded(name));
-  const int i = parameters_.Find(name);
-  if (i >= 0) return ToHost(parameters_.tensor(i), fallback_->providers());
-  const Tensor* frozen = original_.graph->Initializer(original_.graph->FindValue(name));
-  return frozen != nullptr ? Result<Tensor>(*frozen)
-                           : NotFound("the session has no parameter '" + name + "'");
-}
-
-Status TrainingSession::SetParameter(const std::string& name, const Tensor& value) {
-  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
-  if (Value* frozen = original_.graph->FindValue(name);
-      parameters_.Find(name) < 0 && original_.graph->Initializer(frozen)) {
-    const Tensor own = *original_.graph->Initializer(frozen);
-    RETURN_IF_ERROR(CheckReplaceable(name, own, value));
-    ASSIGN_OR_RETURN(Tensor copy, value.Clone());
-    replaced_.emplace(name, own);
-    original_.graph->SetInitializer(frozen, std::move(copy));
-    stale_ = true;
-    return {};
-  }
-  RETURN_IF_ERROR(StateIsSharded(name));
-  ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
-  RETURN_IF_ERROR(CopyElements(value, parameters_.tensor(i), fallback_->providers()));
-  parameters_.Touch(i);
-  return {};
-}
-
-Status TrainingSession::BindParameter(const std::string& name, Tensor value) {
-  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
-  RETURN_IF_ERROR(StateIsSharded(name));
-  ASSIGN_OR_RETURN(const int i, FindReplaceable(parameters_, name, value));
-  if (value.device() != parameters_.tensor(i).device() && !value.device().is_host()) {
-    return InvalidArgument("parameter '" + name + "' is on " + value.device().ToString() +
-                           ", and what updates it has kernels on " +
-                           parameters_.tensor(i).device().ToString() + " only");
-  }
-  if (value.device() != parameters_.tensor(i).device()) {  // it is updated where its owner has it
-    RETURN_IF_ERROR(BringParametersToHost(fallback_->providers()));
-    stale_ = true;
-  }
-  parameters_.Replace(i, std::move(value));
-  bound_ = true;
-  return {};
-}
-
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(
     const NamedValues& feeds) try {
   RETURN_IF_ERROR(Refresh());
   ASSIGN_OR_RETURN(
       const std::vector<RuntimeValue> ordered,
-      BindFeeds(update_->graph(), feeds, FeedCheck::kDType, ProgramFeeds(accumulated())));
+      BindFeeds(update_->graph(), feeds, FeedCheck::kDType, ProgramFeeds(progress_.accumulated())));
   return update_->Plan(ordered);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a step was planned");

@@ -29,6 +29,8 @@
 #include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/files/checkpoint.h"
 #include "training/session/failure_policy.h"
+#include "training/session/session_parameters.h"
+#include "training/session/training_progress.h"
 #include "training/optimizer/lr_schedule.h"
 #include "training/step/step_program.h"
 #include "training/files/training_curves.h"
@@ -144,8 +146,6 @@ class TrainingSession {
 
   // The failures so far, and what TrainingOptions::failures did about it.
   const FailureCounts& failures() const { return failures_; }
-  // The parameters that a lost step has written to, by name; empty: no step is lost.
-  const std::vector<std::string>& InconsistentParameters() const { return inconsistent_; }
 
   // --- a step that waits in its middle ---
   // From any thread and from signal handlers: true suspends the step that runs now, and each one
@@ -190,15 +190,13 @@ class TrainingSession {
   // Forward in evaluation mode; the feeds are the model's inputs alone.
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
 
-  // Micro-steps since the last update.
-  int64_t accumulated() const;
-  // Updates done so far, and the learning rate of the next one.
-  int64_t updates() const { return updates_; }
-  double learning_rate() const;
-  // The mean loss of the micro-steps of the last update, done or skipped.
-  double update_loss() const { return update_loss_; }
-  // The scale of the loss: 1 but for StepOptions::precision float16.
-  double loss_scale() const { return options_.step.scales_loss() ? scaler_.scale() : 1; }
+  // The parameters: to read, set or bind them by name.
+  SessionParameters& parameters() { return *parameters_; }
+  const SessionParameters& parameters() const { return *parameters_; }
+  // How far the run has come: updates, learning rate, losses. Its counters may be set between
+  // steps.
+  TrainingProgress& progress() { return progress_; }
+  const TrainingProgress& progress() const { return progress_; }
   // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
   // group and a last one for the parameters of none. They start as the optimizers' own.
   std::span<double> coefficients();
@@ -206,45 +204,17 @@ class TrainingSession {
   // as far as it has not updated parameters yet.
   void set_learning_rate(double rate);
 
-  // Trained parameters, then running statistics, by the model's names.
-  std::vector<std::string> ParameterNames() const;
-  // The model's other floating initializers: frozen, or without a gradient.
-  std::vector<std::string> FrozenNames() const;
-  // A view that the next step changes, or a copy of what is on a device; for other initializers of
-  // the model the value that the steps read. Fails with kNotFound. Optimizer state is there too
-  // ("optimizer.exp_avg.NAME").
-  Result<Tensor> Parameter(const std::string& name) const;
-  // Copies `value` (same dtype and shape) into the parameter, or into another initializer of the
-  // model: then the programs are made again before the next run, since what followed from the old
-  // value may be in them.
-  Status SetParameter(const std::string& name, const Tensor& value);
-  // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape):
-  // steps write to it, and its owner may write to it between calls. Models that were exported or
-  // cloned before keep what they had. Where the session has its parameters on a device, all of them
-  // come to the host.
-  Status BindParameter(const std::string& name, Tensor value);
-  // Goes on from here: `updates` are what bias correction and schedules go by; `micro_steps` say
-  // when the next update is due, and count the random streams.
-  void SetPosition(int64_t updates, int64_t micro_steps) {
-    updates_ = updates;
-    micro_steps_ = micro_steps;
-  }
   // From any thread: true ends the step, evaluation or prediction that runs now, and each one from
   // here on, with kCancelled, which changes nothing; but not a step that has begun to update
   // parameters. False: calls run again.
   void set_terminate(bool terminate) { *terminate_ = terminate; }
   bool terminate() const { return *terminate_; }
-  // The next step's random ops draw by this seed, however many steps came before; later ones
-  // by the session's own. A step that fails, or is given up, leaves the seed to the next one.
-  void DrawNextBy(uint64_t seed) { next_seed_ = seed; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
   // Gradients of the last step, in the order of the trained parameters. None without
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
 
-  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
-  const std::vector<ParameterShard>& shards() const { return shards_; }
   // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory MemoryOfRank() const;
 
@@ -262,10 +232,7 @@ class TrainingSession {
   // has none.
   Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
 
-  // The model with its trained parameters and statistics, as it came in but in evaluation mode.
-  // With `outputs` (names of the model's outputs) it has these in this order, and neither nodes nor
-  // inputs that only the others need.
-  Result<Model> TrainedModel(const std::vector<std::string>& outputs = {}) const;
+  // Writes SessionParameters::TrainedModel to a file.
   Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
 
   // Losses and learning rates of the updates since the session was made or restored. Of an update
@@ -304,7 +271,7 @@ class TrainingSession {
   Status Prepare(Model model);
   // From original_; once more where frozen values have changed.
   Status MakePrograms();
-  Status Refresh() { return stale_ ? MakePrograms() : Status(); }
+  Status Refresh() { return made_of_ != parameters_->version() ? MakePrograms() : Status(); }
   // in_parts: for kRetryInParts, with options and sums of gradients of its own.
   Result<std::unique_ptr<Program>> MakeStep(const Model& model, const StepOptions& step,
                                             bool with_update, bool in_parts = false);
@@ -336,7 +303,6 @@ class TrainingSession {
   RunResult RunAgain(const StepRequest& request, const Status& cause);
   RunResult RunInParts(const StepRequest& request, const Status& cause);
   Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
-  Status UpdateLossScale(bool gradients_finite);
   // --- training_session_ranks.cc ---
   // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
   // of feeds may differ.
@@ -345,8 +311,6 @@ class TrainingSession {
   // options under which sums would depend on the number of ranks.
   Status DivideLogicalShards();
   bool ordered() const { return options_.logical_shards > 0; }
-  // The counter of the random streams of this rank's next step.
-  int64_t RandomStep() const;
   // Decides where the programs' collectives run: in the memory that the communicator exchanges.
   Status PlaceCollectives();
   // Refuses ranks with other programs, then takes the parameters, state and position of the rank
@@ -362,13 +326,7 @@ class TrainingSession {
     return options_.rank_timeout.value_or(options_.communicator->timeout());
   }
   // --- training_session_shards.cc ---
-  bool sharded() const { return !shards_.empty(); }
-  // True for the sum of gradients of the micro-steps so far.
-  bool IsAccumulator(int parameter) const {
-    return parameters_.name(parameter).rfind("accumulator.", 0) == 0;
-  }
-  // Entries of parameters_ that are whole on each rank; those after them are parts of state.
-  int WholeParameters() const;
+  bool sharded() const { return !parameters_->shards().empty(); }
   Status CheckShardOption() const;
   // Fails where a rank lacks its part of the state of the same update. `updates`: by rank.
   Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
@@ -382,7 +340,6 @@ class TrainingSession {
   std::string StateMisfits(const Checkpoint& checkpoint) const;
   // REQUIRES: no misfits.
   void TakeState(const Checkpoint& checkpoint);
-  Status StateIsSharded(const std::string& name) const;  // where `name` is a state of a parameter
   // Gives a run of a step what it needs among them.
   Status BeginAmongRanks(RunOptions* run);
   // Ends the communicator where a failed run leaves the other ranks waiting.
@@ -391,22 +348,16 @@ class TrainingSession {
 
   TrainingOptions options_;
   std::shared_ptr<ProviderFallback> fallback_;
-  Model original_;  // as it came, for export; with the frozen values that were set
   std::vector<std::string> trainable_;
-  std::map<std::string, Tensor>
-      replaced_;        // the model's own values of the frozen parameters that were set
-  bool stale_ = false;  // the programs hold other frozen values than original_
   std::shared_ptr<OpBinding> ops_;
-  ParameterSet parameters_;
-  std::vector<std::string> names_;      // of the ParameterSet, in order
-  std::vector<ParameterShard> shards_;  // of update_; empty: each rank has all state
-  int state_rank_ = -1;                 // the one whose parts of state these are
-  int trained_ = 0, statistics_ = 0;
+  std::unique_ptr<SessionParameters> parameters_;
+  TrainingProgress progress_;
+  int made_of_ = -1;     // the version of the parameters that the programs were made of
+  int state_rank_ = -1;  // the one whose parts of state these are
   std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
   CpuFallbackReport cpu_fallback_;  // of update_
   std::vector<RuntimeValue> kept_outputs_, gradients_;
   NamedValues program_feeds_;  // scalars whose values each step sets
-  GradScaler scaler_;
   const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
   std::optional<std::chrono::steady_clock::time_point> deadline_;
@@ -420,22 +371,10 @@ class TrainingSession {
     std::optional<uint64_t> seed = std::nullopt;  // of DrawNextBy
   };
   WaitingStep waiting_;
-  double learning_rate_ = 0;
-  int64_t updates_ = 0;
-  int64_t micro_steps_ = 0;  // of this rank since the session began (RandomStep)
-  std::optional<uint64_t> next_seed_;
   TrainingCurves curves_;
-  double update_loss_ = 0;
-  double loss_sum_ = 0;  // of the micro-steps since the last update
-  int64_t losses_ = 0;
-  int64_t accumulated_ =
-      0;  // micro-steps since the last update, where the caller decides when to update
-  bool bound_ = false;                    // some parameters are the caller's own
-  bool parameters_inconsistent_ = false;  // a step has written to some and then failed
-  std::vector<std::string> inconsistent_;
   FailureCounts failures_;
   std::unique_ptr<Program> parts_update_, parts_accumulate_;  // of kRetryInParts, or null
-  ParameterSet parts_parameters_;  // of these: those of parameters_, and sums of gradients
+  ParameterSet parts_parameters_;  // of these: those of the session, and sums of gradients
 };
 
 }  // namespace caesura

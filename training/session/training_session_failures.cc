@@ -97,13 +97,13 @@ std::string TrainingSession::WayBack() const {
 // "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "; among ranks with
 // the way back.
 std::string TrainingSession::DescribeLoss() const {
-  if (inconsistent_.empty()) return "the step is lost here, other ranks may have done it: ";
+  const std::vector<std::string>& lost = *parameters_->lost();
+  if (lost.empty()) return "the step is lost here, other ranks may have done it: ";
   constexpr size_t kNamed = 3;
   std::string names;
-  for (size_t i = 0; i < std::min(inconsistent_.size(), kNamed); ++i)
-    names += (i == 0 ? "'" : ", '") + inconsistent_[i] + "'";
-  if (inconsistent_.size() > kNamed)
-    names += " and " + std::to_string(inconsistent_.size() - kNamed) + " more";
+  for (size_t i = 0; i < std::min(lost.size(), kNamed); ++i)
+    names += (i == 0 ? "'" : ", '") + lost[i] + "'";
+  if (lost.size() > kNamed) names += " and " + std::to_string(lost.size() - kNamed) + " more";
   const std::string advice = ranks() > 1 ? "; " + WayBack() : "";
   return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
 }
@@ -148,7 +148,7 @@ Result<double> TrainingSession::AnswerFailure(const StepRequest& request, RunRes
 }
 
 Status TrainingSession::BringParametersToHost(const ProviderList& providers) {
-  RETURN_IF_ERROR(BringToHost(&parameters_, providers));
+  RETURN_IF_ERROR(parameters_->BringToHost(providers));
   return BringToHost(&parts_parameters_, providers);
 }
 
@@ -170,13 +170,15 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
   const int parts = options_.failures.parts;
   auto split = Split(update_->graph(), request.feeds, parts);
   if (!split.ok()) return {.status = cause.WithPrefix(split.status().message() + "; ")};
+  const ParameterSet& whole = parameters_->set();
   for (int i = 0; i < parts_parameters_.size(); ++i) {  // their owners may have bound others
-    const int own = parameters_.Find(parts_parameters_.name(i));
-    if (own >= 0) parts_parameters_.Replace(i, parameters_.tensor(own));
+    const int own = whole.Find(parts_parameters_.name(i));
+    if (own >= 0) parts_parameters_.Replace(i, whole.tensor(own));
   }
   std::vector<Tensor> statistics;
-  for (int i = trained_; i < trained_ + statistics_; ++i) {
-    auto copy = HostCopyOf(parameters_.tensor(i), fallback_->providers());
+  const int first = parameters_->trained();
+  for (int i = first; i < first + parameters_->statistics(); ++i) {
+    auto copy = HostCopyOf(whole.tensor(i), fallback_->providers());
     if (!copy.ok()) return {.status = copy.status()};
     statistics.push_back(*std::move(copy));
   }
@@ -204,11 +206,11 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
     return result;
   }
   for (size_t i = 0; i < statistics.size(); ++i) {
-    const Tensor& own = parameters_.tensor(trained_ + static_cast<int>(i));
-    if (!CopyElements(statistics[i], own, fallback_->providers()).ok())
-      result.parameters = {ParameterState::kInconsistent, {names_[trained_ + i]}};
+    const int statistic = first + static_cast<int>(i);
+    if (!CopyElements(statistics[i], whole.tensor(statistic), fallback_->providers()).ok())
+      result.parameters = {ParameterState::kInconsistent, {whole.name(statistic)}};
   }
-  parameters_.TouchAll();
+  parameters_->ForRun().TouchAll();
   if (result.parameters.state == ParameterState::kCommitted) result.parameters = {};
   return result;
 }

@@ -19,16 +19,17 @@ namespace caesura {
 
 uint64_t TrainingSession::RankFingerprint() const {
   Hash hash;
-  for (const auto& node : original_.graph->nodes()) MixNode(hash, *node);
+  for (const auto& node : parameters_->model().graph->nodes()) MixNode(hash, *node);
   for (const auto& node : update_->graph().nodes()) {
     if (node->phase() != Phase::kOptimizer) continue;
     MixNode(hash, *node);
     hash.Mix(node->inputs().size());
   }
   for (const std::string& name : options_.step.rank_parts) hash.Mix(name);
-  for (int i = 0; i < parameters_.size(); ++i) {
-    const Tensor& tensor = parameters_.tensor(i);
-    hash.Mix(parameters_.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
+  const ParameterSet& set = parameters_->set();
+  for (int i = 0; i < set.size(); ++i) {
+    const Tensor& tensor = set.tensor(i);
+    hash.Mix(set.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
   }
   return hash.value();
 }
@@ -60,13 +61,6 @@ Status TrainingSession::DivideLogicalShards() {
   return Unsupported(given + "ordered sums are made in host memory, but '" +
                      communicator()->name() + "' exchanges that of " +
                      communicator()->device().ToString());
-}
-
-int64_t TrainingSession::RandomStep() const {
-  if (!ordered()) return micro_steps_;
-  const int64_t own = options_.step.accumulation_steps;  // logical shards of an update
-  const int64_t rank = communicator() == nullptr ? 0 : communicator()->rank();
-  return micro_steps_ / own * options_.logical_shards + rank * own + micro_steps_ % own;
 }
 
 Status TrainingSession::PlaceCollectives() {
@@ -106,7 +100,8 @@ std::shared_ptr<const ExecutionProvider> TrainingSession::ProviderOn(Device devi
 Status TrainingSession::JoinRanks() {
   Communicator& communicator = *options_.communicator;
   const int64_t own[] = {static_cast<int64_t>(RankFingerprint()),
-                         parameters_inconsistent_ ? -1 : updates_, micro_steps_, state_rank_};
+                         parameters_->lost() ? -1 : progress_.updates, progress_.micro_steps,
+                         state_rank_};
   constexpr size_t kWords = std::size(own);
   ASSIGN_OR_RETURN(const std::vector<int64_t> all,
                    communicator.Gather(own, Clock::now() + RankTimeout()));
@@ -130,8 +125,8 @@ Status TrainingSession::JoinRanks() {
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
   RETURN_IF_ERROR(TakeParameters(static_cast<int>(root)));
   state_rank_ = communicator.rank();
-  updates_ = all[root * kWords + 1];
-  micro_steps_ = all[root * kWords + 2];
+  progress_.updates = all[root * kWords + 1];
+  progress_.micro_steps = all[root * kWords + 2];
   return {};
 }
 
@@ -148,9 +143,10 @@ Result<Tensor> TrainingSession::OnExchangedDevice(const Tensor& tensor) const {
 }
 
 bool TrainingSession::IsRankPart(int parameter) const {
-  std::string name = parameters_.name(parameter);
-  if (parameter >= trained_ + statistics_) {  // "accumulator.NAME", "optimizer.STATE.NAME"
-    const int prefixes = IsAccumulator(parameter) ? 1 : 2;
+  std::string name = parameters_->set().name(parameter);
+  if (parameter >= parameters_->trained() +
+                       parameters_->statistics()) {  // "accumulator.NAME", "optimizer.STATE.NAME"
+    const int prefixes = parameters_->IsAccumulator(parameter) ? 1 : 2;
     for (int i = 0; i < prefixes; ++i) name = name.substr(name.find('.') + 1);
   }
   const std::vector<std::string>& parts = options_.step.rank_parts;
@@ -162,9 +158,9 @@ Status TrainingSession::TakeParameters(int root) {
   std::vector<Tensor> exchanged;
   std::vector<int> taken;
   Status status;
-  for (int i = 0; i < WholeParameters() && status.ok(); ++i) {
+  for (int i = 0; i < parameters_->whole() && status.ok(); ++i) {
     if (IsRankPart(i)) continue;
-    Result<Tensor> tensor = OnExchangedDevice(parameters_.tensor(i));
+    Result<Tensor> tensor = OnExchangedDevice(parameters_->set().tensor(i));
     status = tensor.status();
     if (!status.ok()) break;
     exchanged.push_back(*std::move(tensor));
@@ -182,13 +178,13 @@ Status TrainingSession::TakeParameters(int root) {
     if (status.ok()) status = work->Wait(Clock::now() + RankTimeout());
   }
   for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
-    const Tensor& own = parameters_.tensor(taken[i]);
+    const Tensor& own = parameters_->set().tensor(taken[i]);
     if (own.device() != exchanged[i].device())
       status = CopyElements(exchanged[i], own, fallback_->providers());
   }
-  parameters_.TouchAll();
+  parameters_->ForRun().TouchAll();
   if (status.ok()) return {};
-  parameters_inconsistent_ = true;  // some are those of another rank
+  parameters_->set_lost(std::vector<std::string>());  // some are those of another rank
   communicator.Abort(status.message());
   return status;
 }
@@ -219,13 +215,12 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   if (was_alone != (ranks() == 1)) RETURN_IF_ERROR(MakePrograms());
   ranks_suspend_ = false;
   if (ranks() > 1) RETURN_IF_ERROR(JoinRanks());
-  if (ranks() == 1 && parameters_inconsistent_)
+  if (ranks() == 1 && parameters_->lost())
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
-  parameters_inconsistent_ = false;
-  loss_sum_ = 0;
-  losses_ = accumulated_ = 0;
-  const int steps = options_.step.accumulation_steps;
-  if (steps > 1) micro_steps_ -= micro_steps_ % steps;
+  parameters_->set_lost(std::nullopt);
+  progress_.loss_sum = 0;
+  progress_.losses = progress_.since_update = 0;
+  if (options_.step.accumulation_steps > 1) progress_.micro_steps -= progress_.accumulated();
   return {};
 }
 
@@ -233,13 +228,14 @@ void TrainingSession::LeaveRanks(const RunResult& result) {
   const std::shared_ptr<RunCollectives> collectives = std::exchange(collectives_, nullptr);
   if (collectives->flag_raised()) ranks_suspend_ = true;
   // The losses of this update's other micro-steps: their mean over the ranks, too.
-  if (collectives->agreed()) loss_sum_ = collectives->shared_sum() / ranks();
+  if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / ranks();
   if (result.status.ok()) return;
   // After Agree all ranks have the same gradients, and refuse them for the same reason.
   const bool refused = result.status.code() == StatusCode::kInvalidArgument;
   if (collectives->agreed() && refused) return;
   // The others have done the step. With sharded state they may not have: CheckParts decides.
-  if (collectives->agreed() && !sharded()) parameters_inconsistent_ = true;
+  if (collectives->agreed() && !sharded() && !parameters_->lost())
+    parameters_->set_lost(std::vector<std::string>());
   options_.communicator->Abort(result.status.message());
 }
 
@@ -252,7 +248,7 @@ Status TrainingSession::BeginAmongRanks(RunOptions* run) {
                 static_cast<uint64_t>(communicator()->rank()) * 0x9e3779b97f4a7c15ull;
   }
   collectives_ = std::make_shared<RunCollectives>(*options_.communicator, RankTimeout(), suspend_);
-  collectives_->Share(loss_sum_);
+  collectives_->Share(progress_.loss_sum);
   if (deadline_ && Clock::now() >= *deadline_) collectives_->RaiseFlag();
   run->collectives = collectives_;
   return {};

@@ -39,30 +39,24 @@ Status TrainingSession::CheckShardOption() const {
                      communicator()->device().ToString());
 }
 
-int TrainingSession::WholeParameters() const {
-  int parts = 0;
-  for (const ParameterShard& shard : shards_)
-    parts += static_cast<int>(shard.states.size()) + (shards_accumulators() ? 1 : 0);
-  return parameters_.size() - parts;
-}
-
 RankMemory TrainingSession::MemoryOfRank() const {
+  const ParameterSet& set = parameters_->set();
   RankMemory memory;
   const bool several = ranks() > 1;
   size_t exchanged = 0, largest_gradient = 0;
-  for (int i = 0; i < parameters_.size(); ++i) {
-    const size_t bytes = parameters_.tensor(i).bytes();
-    if (i < trained_ + statistics_) memory.parameters += bytes;
-    else if (IsAccumulator(i)) memory.gradients += bytes;
+  for (int i = 0; i < set.size(); ++i) {
+    const size_t bytes = set.tensor(i).bytes();
+    if (i < parameters_->trained() + parameters_->statistics()) memory.parameters += bytes;
+    else if (parameters_->IsAccumulator(i)) memory.gradients += bytes;
     else memory.optimizer_state += bytes;
-    if (i >= trained_) continue;
+    if (i >= parameters_->trained()) continue;
     largest_gradient = std::max(largest_gradient, bytes);
     // An ordered sum takes room for the parts of all ranks.
     const size_t copies = sharded() ? 0 : ordered() && several ? 2 : 1;
     exchanged += copies * bytes;
     if (several && options_.step.exchange_dtype != DType::kUndefined)
-      exchanged += DTypeSize(options_.step.exchange_dtype) *
-                   static_cast<size_t>(parameters_.tensor(i).elements());
+      exchanged +=
+          DTypeSize(options_.step.exchange_dtype) * static_cast<size_t>(set.tensor(i).elements());
   }
   if (several && options_.step.commit == CommitMode::kEagerConsume) {
     // Two buckets are exchanged and a third one is filled while the next gradient is computed. A
@@ -72,7 +66,7 @@ RankMemory TrainingSession::MemoryOfRank() const {
   }
   memory.gradients += exchanged;
   size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
-  for (const ParameterShard& shard : shards_) {
+  for (const ParameterShard& shard : parameters_->shards()) {
     const size_t size = DTypeSize(shard.dtype);
     memory.gradients += size * static_cast<size_t>(shard.layout.part());
     const size_t block = size * static_cast<size_t>(shard.layout.all());
@@ -81,19 +75,6 @@ RankMemory TrainingSession::MemoryOfRank() const {
   }
   memory.gradients += largest + second;
   return memory;
-}
-
-Status TrainingSession::StateIsSharded(const std::string& name) const {
-  for (const ParameterShard& shard : shards_) {
-    for (const std::string& state : shard.states) {
-      if (name.rfind(state + ".", 0) != 0) continue;
-      const std::string of = name.substr(state.size() + 1);
-      if (std::count(shard.members.begin(), shard.members.end(), of) == 0) continue;
-      return Unsupported("'" + name + "' is divided among " + std::to_string(ranks()) +
-                         " ranks: Save gathers it, and Restore takes each rank's part");
-    }
-  }
-  return {};
 }
 
 Status TrainingSession::CheckParts(std::span<const int64_t> updates,
@@ -110,21 +91,22 @@ Status TrainingSession::CheckParts(std::span<const int64_t> updates,
 }
 
 Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const {
+  const ParameterSet& set = parameters_->set();
   Communicator& communicator = *options_.communicator;
   const bool writes = communicator.rank() == 0;
-  if (shards_accumulators() && accumulated() > 0) {
+  if (shards_accumulators() && progress_.accumulated() > 0) {
     return Unsupported("shard = 2: '" + path +
                        "' is to be saved after an update; now gradients are accumulated, of which "
                        "each rank has parts");
   }
-  for (const ParameterShard& shard : shards_) {
+  for (const ParameterShard& shard : parameters_->shards()) {
     for (size_t m = 0; writes && shards_accumulators() && m < shard.members.size(); ++m) {
-      const Tensor& like = parameters_.tensor(parameters_.Find(shard.members[m]));
+      const Tensor& like = set.tensor(set.Find(shard.members[m]));
       checkpoint.optimizer_state[StateName("accumulator", shard.members[m])] =
           Tensor::Zeros(like.dtype(), like.shape());
     }
     for (const std::string& state : shard.states) {
-      const Tensor& part = parameters_.tensor(parameters_.Find(StateName(state, shard.name)));
+      const Tensor& part = set.tensor(set.Find(StateName(state, shard.name)));
       Tensor all = Tensor::Zeros(shard.dtype, Shape{shard.layout.all()});
       ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
                        communicator.Start(Collective::AllGather(shard.dtype, part.raw(), all.raw(),
@@ -136,8 +118,7 @@ Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::strin
       }
       for (int m = 0; writes && m < shard.layout.tensors(); ++m) {
         const std::string& name = shard.members[m];
-        Tensor whole =
-            Tensor::Zeros(shard.dtype, parameters_.tensor(parameters_.Find(name)).shape());
+        Tensor whole = Tensor::Zeros(shard.dtype, set.tensor(set.Find(name)).shape());
         Copy(all, shard.layout.offset(m), whole, 0, whole.elements());
         checkpoint.optimizer_state[StateName(state, name)] = std::move(whole);
       }
@@ -152,12 +133,13 @@ Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::strin
 }
 
 std::string TrainingSession::StateMisfits(const Checkpoint& checkpoint) const {
+  const ParameterSet& set = parameters_->set();
   std::string wrong;
-  for (const ParameterShard& shard : shards_) {
+  for (const ParameterShard& shard : parameters_->shards()) {
     for (const std::string& state : shard.states) {
       for (const std::string& name : shard.members) {
         const std::string full = StateName(state, name);
-        const Shape& shape = parameters_.tensor(parameters_.Find(name)).shape();
+        const Shape& shape = set.tensor(set.Find(name)).shape();
         const auto found = checkpoint.optimizer_state.find(full);
         if (found == checkpoint.optimizer_state.end()) {
           wrong += "\n  '" + full + "' is missing";
@@ -173,11 +155,12 @@ std::string TrainingSession::StateMisfits(const Checkpoint& checkpoint) const {
 }
 
 void TrainingSession::TakeState(const Checkpoint& checkpoint) {
+  const ParameterSet& set = parameters_->set();
   assert(StateMisfits(checkpoint).empty());
   if (sharded()) state_rank_ = communicator()->rank();
-  for (const ParameterShard& shard : shards_) {
+  for (const ParameterShard& shard : parameters_->shards()) {
     for (const std::string& state : shard.states) {
-      const Tensor& part = parameters_.tensor(parameters_.Find(StateName(state, shard.name)));
+      const Tensor& part = set.tensor(set.Find(StateName(state, shard.name)));
       for (const BucketLayout::Piece& piece : shard.layout.Pieces(communicator()->rank())) {
         const Tensor& whole =
             checkpoint.optimizer_state.at(StateName(state, shard.members[piece.tensor]));

@@ -108,13 +108,13 @@ TEST(ExportedStep, GoesOnWhereItWasSaved) {
   const NamedValues batch = {{"x", FloatVector({1, 0.5f})}};
   EXPECT_EQ(session->Step(batch).value(), 2);  // 1 + 1
   // w - 0.125 * 2 w x^2
-  EXPECT_THAT(session->Parameter("w").value().ToVector<float>(), ElementsAre(0.75f, 1.875f));
+  EXPECT_THAT(session->parameters().Get("w").value().ToVector<float>(), ElementsAre(0.75f, 1.875f));
   ASSERT_TRUE(session->Save(ExportedStatePath(folder.path())).ok());
   const double expected = session->Step(batch).value();
   auto again = OpenStep(folder.path()).value();
   EXPECT_EQ(again->Step(batch).value(), expected);
-  EXPECT_EQ(again->Parameter("w").value().ToVector<float>(),
-            session->Parameter("w").value().ToVector<float>());
+  EXPECT_EQ(again->parameters().Get("w").value().ToVector<float>(),
+            session->parameters().Get("w").value().ToVector<float>());
 }
 
 }  // namespace

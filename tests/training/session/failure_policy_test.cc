@@ -55,12 +55,12 @@ class FailurePolicies : public ::testing::Test {
   Values Everything(const TrainingSession& session) const {
     Values out;
     for (const std::string& name : names_)
-      out.push_back(session.Parameter(name).value().Clone().value());
+      out.push_back(session.parameters().Get(name).value().Clone().value());
     return out;
   }
   void ExpectAsUndisturbed() {
     EXPECT_TRUE(SameBits(Everything(*session_), Everything(*undisturbed_)));
-    EXPECT_EQ(session_->updates(), undisturbed_->updates());
+    EXPECT_EQ(session_->progress().updates, undisturbed_->progress().updates);
   }
 
   RealModel real_;
@@ -129,8 +129,8 @@ TEST_F(FailurePolicies, FeedsOfAWrongShapeAreNoFailure) {
 TEST_F(FailurePolicies, AStepThatIsDoneAgainByItsCallerDrawsTheSameNumbers) {
   Begin(DigitsWithDropout(), {});
   const auto expect_step = [&](auto interrupt) {
-    session_->DrawNextBy(77);
-    undisturbed_->DrawNextBy(77);
+    session_->progress().next_seed = 77;
+    undisturbed_->progress().next_seed = 77;
     interrupt();
     EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
     ExpectAsUndisturbed();
@@ -150,13 +150,13 @@ TEST_F(FailurePolicies, AStepThatIsDoneAgainByItsCallerDrawsTheSameNumbers) {
     EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
     EXPECT_TRUE(session_->DropStep().ok());
   });
-  session_->DrawNextBy(77);
-  undisturbed_->DrawNextBy(77);
+  session_->progress().next_seed = 77;
+  undisturbed_->progress().next_seed = 77;
   session_->SuspendAt(5);
   EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
-  session_->DrawNextBy(78);  // of the step after the one that waits
+  session_->progress().next_seed = 78;  // of the step after the one that waits
   EXPECT_EQ(session_->ResumeStep().value(), undisturbed_->Step(real_.batches[1]).value());
-  undisturbed_->DrawNextBy(78);
+  undisturbed_->progress().next_seed = 78;
   EXPECT_EQ(Step(0).value(), undisturbed_->Step(real_.batches[0]).value());
   ExpectAsUndisturbed();
 }
@@ -184,7 +184,7 @@ TEST_F(FailurePolicies, RetryInParts) {
     const double expected = undisturbed_->Step(real_.batches[1]).value();
     EXPECT_NEAR(Step(1).value(), expected, 1e-6);
     EXPECT_EQ(session_->failures().saved, 1);
-    EXPECT_EQ(session_->updates(), 2);
+    EXPECT_EQ(session_->progress().updates, 2);
     const Values found = Everything(*session_), wanted = Everything(*undisturbed_);
     EXPECT_FALSE(SameBits(found, before));
     for (size_t i = 0; i < found.size(); ++i) {

@@ -65,7 +65,7 @@ TEST_P(MeanOverTokens, IsThatOfTheWholeBatch) {
             loss = session->Step(RowsOf(batch, part * rows, (part + 1) * rows));
             ASSERT_TRUE(loss.ok()) << loss.status().ToString();
           }
-          const double error = std::abs(session->update_loss() / losses[u] - 1);
+          const double error = std::abs(session->progress().update_loss / losses[u] - 1);
           is_near &= error <= 1e-5;
           is_far |= !(error <= 1e-3);  // NaN where a row has no token
         }
@@ -90,7 +90,7 @@ TEST(MeanOverTokensOfOne, AccumulatesAsOneBatch) {
   for (int u = 0; u < 5; ++u) {
     const NamedValues batch = WithIgnored(kModels[0].batch(100 + u), "labels");
     for (int i = 0; i < 4; ++i) ASSERT_TRUE(session->Step(RowsOf(batch, 3 * i, 3 * i + 3)).ok());
-    EXPECT_NEAR(session->update_loss(), alone->Step(batch).value(), 1e-5);
+    EXPECT_NEAR(session->progress().update_loss, alone->Step(batch).value(), 1e-5);
   }
   ExpectCloseValues(ParametersOf(*session), ParametersOf(*alone), 1e-5);
 }

@@ -25,7 +25,7 @@ void ExpectEqualToOne(const RealModel& real, const NamedModel& model, int ranks,
   const Values got = TrainOnRanks(real, model, ranks, updates, &together);
   // The bias of attention's keys has no gradient but rounding errors, which Adam makes steps of.
   const auto names =
-      TrainingSession::Create(real.model.Clone(), real.options).value()->ParameterNames();
+      TrainingSession::Create(real.model.Clone(), real.options).value()->parameters().Names();
   std::vector<size_t> noise;
   for (size_t i = 0; i < names.size(); ++i) {
     if (names[i].find("qkv_bias") != std::string::npos) noise.push_back(i);
@@ -77,8 +77,8 @@ TEST(Ranks, StatisticsAreThoseOfRankZero) {
     const auto session = RankSession(real, c);
     ASSERT_TRUE(session->Step(PartOf(batch, c)).ok());
     for (const char* name : {"mean0", "var1"}) {
-      EXPECT_EQ(session->Parameter(name).value().ToVector<float>(),
-                alone->Parameter(name).value().ToVector<float>())
+      EXPECT_EQ(session->parameters().Get(name).value().ToVector<float>(),
+                alone->parameters().Get(name).value().ToVector<float>())
           << name << " on rank " << c.rank();
     }
   });
@@ -94,7 +94,7 @@ TEST(Ranks, BeginWithTheParametersOfRankZero) {
       Tensor zeros = Tensor::Zeros(weight.dtype(), weight.shape());
       own.model.graph->SetInitializer(own.model.graph->FindValue("w0"), std::move(zeros));
     }
-    EXPECT_EQ(RankSession(own, c)->Parameter("w0").value().ToVector<float>(), want);
+    EXPECT_EQ(RankSession(own, c)->parameters().Get("w0").value().ToVector<float>(), want);
   });
 }
 
@@ -249,7 +249,7 @@ TEST(Ranks, ASuspensionIsAgreed) {
     const auto stopped = session->Step(part);
     EXPECT_EQ(stopped.status().code(), StatusCode::kSuspended);
     EXPECT_FALSE(session->suspended());
-    EXPECT_EQ(session->updates(), 2);
+    EXPECT_EQ(session->progress().updates, 2);
     session->set_suspend(false);
     EXPECT_TRUE(session->Step(part).ok());
   });

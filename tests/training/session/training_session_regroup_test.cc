@@ -31,12 +31,12 @@ std::pair<Values, int64_t> GoOnWithoutTheLast(const RealModel& real, int k) {
     const Status regrouped =
         session->Regroup(std::shared_ptr<Communicator>(&fewer, [](Communicator*) {}));
     ASSERT_TRUE(regrouped.ok()) << regrouped.ToString();
-    if (session->updates() == 1) {
+    if (session->progress().updates == 1) {
       ASSERT_TRUE(session->Step(PartOf(batch, fewer)).ok());
     }
     updates[c.rank()] = loss.ok() ? 2 : 1;
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(3), fewer)).ok());
-    EXPECT_EQ(session->updates(), 3);
+    EXPECT_EQ(session->progress().updates, 3);
     ends[c.rank()] = ParametersOf(*session);
   });
   EXPECT_TRUE(SameBits(ends[0], ends[1]));
@@ -77,7 +77,7 @@ TEST(Regroup, ARankThatIsBehindTakesWhatOthersHaveDone) {
     }
     Communicator& next = *again[c.rank()];
     ASSERT_TRUE(session->Regroup(std::shared_ptr<Communicator>(&next, [](Communicator*) {})).ok());
-    EXPECT_EQ(session->updates(), 2);
+    EXPECT_EQ(session->progress().updates, 2);
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(3), c)).ok());
     ends[c.rank()] = ParametersOf(*session);
   });

@@ -112,7 +112,7 @@ TEST(Shards, DividedAccumulators) {
     for (TrainingSession* again : {whole.get(), other.get()}) {
       const auto restored = again->Restore(folder.path("c"));
       ASSERT_TRUE(restored.ok()) << restored.status().ToString();
-      EXPECT_EQ(again->updates(), 2);
+      EXPECT_EQ(again->progress().updates, 2);
       EXPECT_TRUE(SameBits(ParametersOf(*again), ParametersOf(*session)));
     }
   });
@@ -140,10 +140,10 @@ TEST(Shards, OneRanksOverflowSkipsTheUpdateOnAll) {
     NamedValues poisoned = PartOf(kModels[0].batch(2), c);
     if (c.rank() == 1) poisoned.find("x")->second.tensor().data<float>()[0] = INFINITY;
     ASSERT_TRUE(session->Step(poisoned).ok());
-    EXPECT_EQ(session->updates(), 0);
+    EXPECT_EQ(session->progress().updates, 0);
     EXPECT_TRUE(SameBits(ParametersOf(*session), before));
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(2), c)).ok());
-    EXPECT_EQ(session->updates(), 1);
+    EXPECT_EQ(session->progress().updates, 1);
   });
 }
 
@@ -189,7 +189,7 @@ TEST(Shards, AnyNumberOfRanksReadsACheckpoint) {
         const auto session =
             RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
         ASSERT_TRUE(session->Restore(folder.path("divided")).ok());
-        EXPECT_EQ(session->updates(), 3);
+        EXPECT_EQ(session->progress().updates, 3);
         if (shard == 1) {
           ASSERT_TRUE(session->Save(again).ok());
         }
@@ -218,13 +218,15 @@ TEST(Shards, StateOfOneParameterIsNowhere) {
   real.options.step.optimizer = AdamW{};
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c, Shard);
-    const std::string name = "optimizer.exp_avg." + session->ParameterNames().front();
-    const auto got = session->Parameter(name);
+    const std::string name = "optimizer.exp_avg." + session->parameters().Names().front();
+    const auto got = session->parameters().Get(name);
     ASSERT_FALSE(got.ok());
     EXPECT_THAT(got.status().message(), HasSubstr("Save gathers it"));
     const Tensor value = Tensor::Zeros(DType::kFloat32, Shape{1});
-    EXPECT_THAT(session->SetParameter(name, value).message(), HasSubstr("divided among 2 ranks"));
-    EXPECT_THAT(session->BindParameter(name, value).message(), HasSubstr("divided among 2 ranks"));
+    EXPECT_THAT(session->parameters().Set(name, value).message(),
+                HasSubstr("divided among 2 ranks"));
+    EXPECT_THAT(session->parameters().Bind(name, value).message(),
+                HasSubstr("divided among 2 ranks"));
   });
 }
 
@@ -261,8 +263,8 @@ TEST(Shards, MemoryIsToldBeforeTheFirstStepAndKept) {
     });
     const RankMemory told = session->MemoryOfRank();
     size_t count = 0, largest = 0;
-    for (const std::string& name : session->ParameterNames()) {
-      const Tensor tensor = session->Parameter(name).value();
+    for (const std::string& name : session->parameters().Names()) {
+      const Tensor tensor = session->parameters().Get(name).value();
       count += static_cast<size_t>(tensor.elements());
       largest = std::max(largest, tensor.bytes());
     }

@@ -41,7 +41,7 @@ NamedValues Batch(float base) {
 }
 
 std::vector<float> Weights(const TrainingSession& session) {
-  return session.Parameter("w").value().ToVector<float>();
+  return session.parameters().Get("w").value().ToVector<float>();
 }
 
 TEST(TrainingSessionTest, TheCallerDecidesWhenToUpdate) {
@@ -56,12 +56,12 @@ TEST(TrainingSessionTest, TheCallerDecidesWhenToUpdate) {
         EXPECT_EQ(Weights(*open), before);
       }
     }
-    EXPECT_EQ(open->updates(), update + 1);
+    EXPECT_EQ(open->progress().updates, update + 1);
     EXPECT_EQ(Weights(*open), Weights(*counted));
   }
   // Another number of micro-steps: none before the update.
   auto plain = Session(1);
-  ASSERT_TRUE(plain->SetParameter("w", open->Parameter("w").value()).ok());
+  ASSERT_TRUE(plain->parameters().Set("w", open->parameters().Get("w").value()).ok());
   ASSERT_TRUE(plain->Step(Batch(4)).ok());
   ASSERT_TRUE(open->Step(Batch(4)).ok());
   EXPECT_EQ(Weights(*open), Weights(*plain));
@@ -110,13 +110,14 @@ TEST(TrainingSessionTest, KeepsOutputs) {
 TEST(TrainingSessionTest, ExportsChosenOutputs) {
   auto session = Session(1);
   ASSERT_TRUE(session->Step(Batch(1)).ok());
-  const Model all = session->TrainedModel().value(), one = session->TrainedModel({"y"}).value();
+  const Model all = session->parameters().TrainedModel().value(),
+              one = session->parameters().TrainedModel({"y"}).value();
   EXPECT_EQ(all.graph->outputs().size(), 2u);
   ASSERT_EQ(one.graph->outputs().size(), 1u);
   EXPECT_EQ(one.graph->nodes().size(), 1u);
   ASSERT_EQ(one.graph->inputs().size(), 1u);
   EXPECT_EQ(one.graph->inputs()[0]->name(), "x");
-  EXPECT_FALSE(session->TrainedModel({"none"}).ok());
+  EXPECT_FALSE(session->parameters().TrainedModel({"none"}).ok());
 }
 
 constexpr char kTwoLayers[] = R"(<ir_version: 10, opset_import: ["": 21]>
@@ -139,13 +140,14 @@ TEST(TrainingSessionTest, FrozenParametersAreReadAndSet) {
   const NamedValues feeds = {{"x", Tensor::Of<float>({1, 2}, {1, 2})},
                              {"t", Tensor::Of<float>({1, 2}, {0, 0})}};
   auto session = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"w"})).value();
-  EXPECT_EQ(session->ParameterNames(), std::vector<std::string>{"v"});
-  EXPECT_EQ(session->FrozenNames(), std::vector<std::string>{"w"});
-  EXPECT_EQ(session->Parameter("w")->ToVector<float>(), (std::vector<float>{0.5, -0.25, 0.125, 1}));
+  EXPECT_EQ(session->parameters().Names(), std::vector<std::string>{"v"});
+  EXPECT_EQ(session->parameters().FrozenNames(), std::vector<std::string>{"w"});
+  EXPECT_EQ(session->parameters().Get("w")->ToVector<float>(),
+            (std::vector<float>{0.5, -0.25, 0.125, 1}));
   const Tensor identity = Tensor::Of<float>({2, 2}, {1, 0, 0, 1});
-  ASSERT_TRUE(session->SetParameter("w", identity).ok());
+  ASSERT_TRUE(session->parameters().Set("w", identity).ok());
   EXPECT_EQ(session->Step(feeds).value(), 2.5);  // of x itself
-  EXPECT_EQ(session->Parameter("w")->ToVector<float>(), identity.ToVector<float>());
+  EXPECT_EQ(session->parameters().Get("w")->ToVector<float>(), identity.ToVector<float>());
   ASSERT_TRUE(session->Save(folder.path("c")).ok());
   auto again = TrainingSession::Create(ParseModelText(kTwoLayers).value(), Frozen({"w"})).value();
   ASSERT_TRUE(again->Restore(folder.path("c")).ok());

@@ -160,13 +160,13 @@ TEST(UpdatePlacement, ParametersAreReadAndWritten) {
   const Tensor value = Ramp(Shape{32, 12}).tensor();
   for (TrainingSession* session : {here.get(), there.get()}) {
     ASSERT_TRUE(session->Step(real.batches[0]).ok());
-    ASSERT_TRUE(session->SetParameter("w0", value).ok());
-    EXPECT_TRUE(SameBits(session->Parameter("w0").value(), value));
+    ASSERT_TRUE(session->parameters().Set("w0", value).ok());
+    EXPECT_TRUE(SameBits(session->parameters().Get("w0").value(), value));
   }
   ExpectSame(Train(*there, real, names, 2), Train(*here, real, names, 2));
-  const auto mine = there->TrainedModel(), wanted = here->TrainedModel();
+  const auto mine = there->parameters().TrainedModel(), wanted = here->parameters().TrainedModel();
   ASSERT_TRUE(mine.ok()) << mine.status().ToString();
-  for (const std::string& name : there->ParameterNames()) {
+  for (const std::string& name : there->parameters().Names()) {
     EXPECT_TRUE(SameBits(*mine->graph->Initializer(mine->graph->FindValue(name)),
                          *wanted->graph->Initializer(wanted->graph->FindValue(name))));
   }
@@ -198,10 +198,10 @@ TEST(UpdatePlacement, BoundParametersComeToTheHost) {
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   Train(*here, real, names, 1);
   Train(*there, real, names, 1);
-  const Tensor own = there->Parameter("w0").value();
-  ASSERT_TRUE(there->BindParameter("w0", own).ok());
+  const Tensor own = there->parameters().Get("w0").value();
+  ASSERT_TRUE(there->parameters().Bind("w0", own).ok());
   ExpectSame(Train(*there, real, names, 3), Train(*here, real, names, 3));
-  EXPECT_TRUE(SameBits(own, here->Parameter("w0").value()));
+  EXPECT_TRUE(SameBits(own, here->parameters().Get("w0").value()));
 }
 
 // Stopped before each node, saved, and ended by another session on the device.

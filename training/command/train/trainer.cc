@@ -67,7 +67,7 @@ Status Trainer::Prepare() {
   RETURN_IF_ERROR(PrepareData(model));
   RETURN_IF_ERROR(PrepareSession(std::move(model), std::move(step)));
   RETURN_IF_ERROR(Restore());
-  first_ = session_->updates();
+  first_ = session_->progress().updates;
   if (!options_.tensorboard.empty()) {
     ASSIGN_OR_RETURN(events_, EventWriter::Create(options_.tensorboard));
     RETURN_IF_ERROR(events_->AddText("options", OptionsText(), first_));
@@ -222,11 +222,11 @@ void Trainer::PrintRanks() const {
 void Trainer::PrintHead() {
   if (!is_first_rank_) return;
   size_t values = 0;
-  for (const std::string& name : session_->ParameterNames()) {
-    values += static_cast<size_t>(session_->Parameter(name).value().elements());
+  for (const std::string& name : session_->parameters().Names()) {
+    values += static_cast<size_t>(session_->parameters().Get(name).value().elements());
   }
   std::printf("%zu values in %zu parameters; %lld examples to train on, %lld to validate with",
-              values, session_->ParameterNames().size(),
+              values, session_->parameters().Names().size(),
               static_cast<long long>(data_.train->size()),
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
   if (ranks_ != nullptr) PrintRanks();
@@ -260,11 +260,11 @@ Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t>
 
 Result<double> Trainer::Update() {
   const int64_t micro_steps = MicroSteps();
-  for (auto i = session_->accumulated(); i < micro_steps; ++i) {
-    int64_t batch = session_->updates() * options_.accumulate;
+  for (auto i = session_->progress().accumulated(); i < micro_steps; ++i) {
+    int64_t batch = session_->progress().updates * options_.accumulate;
     if (options_.logical_shards == 0) batch += i;
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
-    const bool is_last = session_->updates() + 1 == total_ && i + 1 == micro_steps;
+    const bool is_last = session_->progress().updates + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
     const Result<double> ran = session_->suspended() ? session_->ResumeStep(std::move(observers))
@@ -277,7 +277,7 @@ Result<double> Trainer::Update() {
                              "; a lower --lr, --warmup or --clip may help");
     }
   }
-  return session_->update_loss();
+  return session_->progress().update_loss;
 }
 
 // The refused step has changed nothing: it is begun once more, and written before its first node.
@@ -310,7 +310,7 @@ Status Trainer::Validate() {
   validation_loss_ = sum / static_cast<double>(data.size());
   if (!(validation_loss_ < best_loss_)) return {};
   best_loss_ = validation_loss_;
-  best_update_ = session_->updates();
+  best_update_ = session_->progress().updates;
   return options_.best.empty() ? Status() : Save(options_.best);
 }
 
@@ -326,8 +326,8 @@ Status Trainer::Save(const std::string& path) const {
 
 void Trainer::Log(double loss, bool validated) {
   if (log_ == nullptr) return;
-  std::fprintf(log_.get(), "%lld,%.9g,%.9g,", static_cast<long long>(session_->updates()),
-               session_->learning_rate(), loss);
+  std::fprintf(log_.get(), "%lld,%.9g,%.9g,", static_cast<long long>(session_->progress().updates),
+               session_->progress().learning_rate(), loss);
   if (validated) std::fprintf(log_.get(), "%.9g,", validation_loss_);
   else std::fprintf(log_.get(), ",");
   if (validated && metric_->kind() != Metric::Kind::kNone)
@@ -340,7 +340,7 @@ Status Trainer::AfterUpdate(double loss) {
   unrecorded_loss_ = loss;
   smooth_loss_ =
       std::isnan(smooth_loss_) ? loss : kSmoothing * smooth_loss_ + (1 - kSmoothing) * loss;
-  const int64_t done = session_->updates();
+  const int64_t done = session_->progress().updates;
   const bool is_last = done >= total_;
   const bool validates = data_.validation != nullptr && (is_last || done % validate_every_ == 0);
   if (validates) {
@@ -365,7 +365,8 @@ std::string Trainer::Note() const {
 
 void Trainer::PrintEnd(double seconds) const {
   if (!is_first_rank_) return;
-  std::printf("%lld updates in %s: loss %s", static_cast<long long>(session_->updates() - first_),
+  std::printf("%lld updates in %s: loss %s",
+              static_cast<long long>(session_->progress().updates - first_),
               ClockText(seconds).c_str(), Number(smooth_loss_).c_str());
   if (!std::isnan(validation_loss_)) {
     std::printf("; validation loss %s%s%s; lowest %s after update %lld",
@@ -383,9 +384,10 @@ std::optional<double> Trainer::MetricMean() const {
 
 Status Trainer::WriteEvents(double loss, bool validated) {
   if (events_ == nullptr) return {};
-  const int64_t update = session_->updates();
+  const int64_t update = session_->progress().updates;
   RETURN_IF_ERROR(events_->AddScalar("loss/train", loss, update));
-  RETURN_IF_ERROR(events_->AddScalar("learning_rate", session_->learning_rate(), update));
+  RETURN_IF_ERROR(
+      events_->AddScalar("learning_rate", session_->progress().learning_rate(), update));
   if (!validated) return {};
   RETURN_IF_ERROR(events_->AddScalar("loss/validation", validation_loss_, update));
   const std::optional<double> metric = MetricMean();
@@ -432,7 +434,8 @@ Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
 }
 
 Status Trainer::Pause() {
-  const std::string update = std::to_string(session_->updates() + (session_->suspended() ? 1 : 0));
+  const std::string update =
+      std::to_string(session_->progress().updates + (session_->suspended() ? 1 : 0));
   const std::string where =
       (session_->suspended() ? "in the middle of update " : "after update ") + update;
   if (options_.checkpoint.empty()) return Cancelled("stopped " + where);
@@ -448,15 +451,15 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   std::optional<SuspendOnSignals> signals;
   if (!options_.snapshot_on.empty()) signals.emplace(session_.get(), options_.snapshot_on);
   Status status = unrecorded_loss_ ? AfterUpdate(*unrecorded_loss_) : Status();
-  while (status.ok() && session_->updates() < total_) {
+  while (status.ok() && session_->progress().updates < total_) {
     if (*stop != 0 && ranks_ == nullptr) break;
     if (*stop != 0) session_->set_suspend(true);  // all ranks end after the same update
-    const int64_t before = session_->updates();
+    const int64_t before = session_->progress().updates;
     const Result<double> loss = Update();
     status = loss.status();
     // If gradients have overflowed, the same batches come again at a smaller scale.
-    if (status.ok() && session_->updates() > before) status = AfterUpdate(*loss);
-    if (status.ok() && is_first_rank_) bar.Update(session_->updates(), Note());
+    if (status.ok() && session_->progress().updates > before) status = AfterUpdate(*loss);
+    if (status.ok() && is_first_rank_) bar.Update(session_->progress().updates, Note());
   }
   if (is_first_rank_) bar.Finish();
   if (status.code() == StatusCode::kSuspended || (status.ok() && *stop != 0)) return Pause();
