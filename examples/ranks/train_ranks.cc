@@ -31,7 +31,7 @@ int main(int argc, char** argv) try {
   TrainingOptions options;
   options.step.loss = Loss::CrossEntropy("labels");
   options.step.optimizer = AdamW{.learning_rate = 2e-3};
-  options.communicator = ranks;
+  options.ranks.communicator = ranks;
   options.threads = 1;
   auto session =
       TrainingSession::Create(ReadModel(folder + "/digits.onnx").value(), options).value();

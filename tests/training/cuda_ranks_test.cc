@@ -100,7 +100,7 @@ TEST_F(CudaRanks, WithoutNcclExchangeHostMemory) {
 TEST_F(CudaRanks, TheGpuOfTheCommunicatorMustRunNodes) {
   RunGpuRanks(1 + 1, [&](Communicator& c, const CudaOptions&) {
     RealModel real = Clipped(kModels[0]);
-    real.options.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
+    real.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
     const Status status = TrainingSession::Create(std::move(real.model), real.options).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), ::testing::HasSubstr("the communicator 'nccl' exchanges the "
@@ -117,7 +117,7 @@ TEST_F(CudaRanks, ALostRankChangesNothing) {
       training.providers = ProvidersOf(options);
       training.fallback = false;
       // Longer than one rank waits for the other's first plan, under sanitizers too.
-      training.rank_timeout = std::chrono::seconds(c.rank() == 0 ? 3 : 60);
+      training.ranks.timeout = std::chrono::seconds(c.rank() == 0 ? 3 : 60);
     });
     ASSERT_TRUE(session->Step(PartOf(model.batch(100), c)).ok());
     const Values before = ParametersOf(*session);

@@ -211,7 +211,7 @@ TEST_F(CudaTraining, StepsStopAnywhere) {
   for (size_t at = 0; at < steps; at += at + 6 < steps ? every : 1) {  // all of the updates
     SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));
     ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
-    first->SuspendAt(static_cast<int>(at));
+    first->control().SuspendAt(static_cast<int>(at));
     ASSERT_EQ(first->Step(model.batches[0]).status().code(), StatusCode::kSuspended);
     ASSERT_TRUE(first->Save(folder.path("step")).ok());
     const auto restored = second->Restore(folder.path("step"));

@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, DamagedWords,
 
 TEST_P(DamagedWords, InAStep) {
   RankFaultSweep sweep(/*accumulation=*/1, [](TrainingOptions& options) {
-    options.shard = GetParam().shard;
+    options.ranks.shard = GetParam().shard;
     options.step.commit = GetParam().commit;
     options.undo = true;
   });
@@ -70,7 +70,7 @@ TEST(DamagedWordsOfCreation, AreRefused) {
       FaultyCommunicator c(inner);
       c.At(c.rank() == 1 ? kArrived : -1, DamageWords(1, bit, &damaged));
       RealModel copy = real.Clone();
-      copy.options.communicator = Borrowed(c);
+      copy.options.ranks.communicator = Borrowed(c);
       ends[c.rank()] = TrainingSession::Create(std::move(copy.model), copy.options).status();
     });
     EXPECT_EQ(ends[1].code(), StatusCode::kRankFailure) << ends[1].ToString();

@@ -50,8 +50,9 @@ TEST(EarlyRanks, OptionsOfAStep) {
     ExpectSameBits(*real, kModels[0], 2, 5);
   ExpectSameBits(Mlp(), kModels[0], 2, 5,
                  [](TrainingOptions& o) { o.step.exchange_dtype = DType::kBFloat16; });
-  ExpectSameBits(Mlp(), kModels[0], 2, 5, [](TrainingOptions& o) { o.bucket_bytes = 1; });
-  ExpectSameBits(Mlp(), kModels[0], 2, 5, [](TrainingOptions& o) { o.bucket_bytes = 1 << 30; });
+  ExpectSameBits(Mlp(), kModels[0], 2, 5, [](TrainingOptions& o) { o.ranks.bucket_bytes = 1; });
+  ExpectSameBits(Mlp(), kModels[0], 2, 5,
+                 [](TrainingOptions& o) { o.ranks.bucket_bytes = 1 << 30; });
 }
 
 // Eight products of 256 KiB of weights each: a bucket each.
@@ -76,7 +77,7 @@ NamedValues DeepBatch() {
   return RandomBatch(1, "x", Shape{1, 256}, false, "labels", Shape{1}, 256);
 }
 
-void WeightBuckets(TrainingOptions& options) { options.bucket_bytes = 256 * 256 * 4; }
+void WeightBuckets(TrainingOptions& options) { options.ranks.bucket_bytes = 256 * 256 * 4; }
 
 // Gradients take three buckets, and the one that is about to go into a bucket; late commit has all
 // eight.
@@ -93,8 +94,8 @@ TEST(EarlyRanks, TakeThreeBucketsOfGradients) {
     const size_t early_arena = early->StepPlan(DeepBatch()).value()->arena_bytes();
     EXPECT_GE(late_arena, 8 * kWeight);
     EXPECT_LE(early_arena, 4 * kWeight + 65536);
-    EXPECT_EQ(late->MemoryOfRank().gradients, 8 * kWeight);
-    EXPECT_EQ(early->MemoryOfRank().gradients, 7 * kWeight);  // buckets may be twice as large
+    EXPECT_EQ(late->ranks().Memory().gradients, 8 * kWeight);
+    EXPECT_EQ(early->ranks().Memory().gradients, 7 * kWeight);  // buckets may be twice as large
     if (c.rank() == 0)
       std::printf("arena: late %zu, early %zu bytes; a bucket %zu\n", late_arena, early_arena,
                   kWeight);
@@ -153,7 +154,7 @@ void SweepEarly(bool undo, int every, std::chrono::milliseconds patience,
     RankFaultSweep sweep(accumulation, [&](TrainingOptions& options) {
       Early(options);
       options.undo = undo;
-      options.bucket_bytes = 300;
+      options.ranks.bucket_bytes = 300;
     });
     ASSERT_GE(sweep.events(0), 15);
     for (int event = 0; event < sweep.events(0); event += every) {
@@ -215,7 +216,7 @@ TEST(EarlyRanks, OptionsThatDoNotFitAreRefused) {
   const auto refused = [](const Edit& edit) {
     auto ranks = LocalCommunicators(2);
     RealModel real = Mlp();
-    real.options.communicator = std::move(ranks[0]);
+    real.options.ranks.communicator = std::move(ranks[0]);
     Early(real.options);
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
@@ -225,8 +226,8 @@ TEST(EarlyRanks, OptionsThatDoNotFitAreRefused) {
                            Edit([](TrainingOptions& o) { o.step.refuse_nonfinite = true; })}) {
     EXPECT_THAT(refused(edit), HasSubstr("use CommitMode::kLate"));
   }
-  for (const Edit& edit : {Edit([](TrainingOptions& o) { o.shard = 1; }),
-                           Edit([](TrainingOptions& o) { o.logical_shards = 2; }),
+  for (const Edit& edit : {Edit([](TrainingOptions& o) { o.ranks.shard = 1; }),
+                           Edit([](TrainingOptions& o) { o.ranks.logical_shards = 2; }),
                            Edit([](TrainingOptions& o) { o.step.rank_parts = {"w0"}; })}) {
     EXPECT_THAT(refused(edit), HasSubstr("shard, logical_shards and rank_parts need"));
   }

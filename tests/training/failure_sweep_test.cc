@@ -152,7 +152,7 @@ class FailureSweep {
       ActsAt throws(k, [](const auto&, const auto&) { throw std::runtime_error("planted"); });
       Try("an exception at " + std::to_string(k), {&throws}, random);
       ActsAt cancels(k, [&](const auto&, const auto&) {
-        std::thread([&] { session_->set_terminate(true); }).join();
+        std::thread([&] { session_->control().set_terminate(true); }).join();
       });
       Try("a cancel at " + std::to_string(k), {&cancels}, random);
       if (real_.options.step.refuse_nonfinite) {
@@ -190,7 +190,7 @@ class FailureSweep {
   void Heal() {
     provider_->FailAt(-1);
     allocator_.Heal();
-    session_->set_terminate(false);
+    session_->control().set_terminate(false);
   }
 
   // A step that is to fail; `waits`: perhaps not at once.
@@ -198,10 +198,11 @@ class FailureSweep {
            bool waits = true) {
     SCOPED_TRACE(what + " of " + std::to_string(steps_) + " steps");
     const bool waited = waits && observers.empty() && random() % 2 == 0;
-    if (waited) session_->SuspendAt(static_cast<int>(random() % static_cast<uint32_t>(steps_)));
+    if (waited)
+      session_->control().SuspendAt(static_cast<int>(random() % static_cast<uint32_t>(steps_)));
     Result<double> loss = session_->Step(real_.batches[1], observers);
     if (loss.status().code() == StatusCode::kSuspended) loss = session_->ResumeStep(observers);
-    session_->SuspendAt(INT_MAX);
+    session_->control().SuspendAt(INT_MAX);
     Heal();
     if (loss.ok()) {  // it was past the place where it can be ended
       ++ended_;
@@ -218,7 +219,7 @@ class FailureSweep {
 
   void GiveUp(int k) {
     SCOPED_TRACE("given up before step " + std::to_string(k));
-    session_->SuspendAt(k);
+    session_->control().SuspendAt(k);
     ASSERT_EQ(session_->Step(real_.batches[1]).status().code(), StatusCode::kSuspended);
     ++failed_;
     EXPECT_TRUE(session_->DropStep().ok());

@@ -24,7 +24,7 @@ int Fail(const Status& status) {
 int Begin(const std::string& model, int at, const std::string& file) {
   const RealModel real = KilledModel(model);
   auto session = SessionOf(real);
-  session->SuspendAt(at);
+  session->control().SuspendAt(at);
   const Status status = session->Step(real.batches[0]).status();
   if (status.code() != StatusCode::kSuspended) return Fail(status);
   if (const Status saved = session->Save(file); !saved.ok()) return Fail(saved);
@@ -76,7 +76,7 @@ int Train(const std::string& file, int at) {
     const Tensor& images = batch["images"].tensor();
     for (int64_t e = 0; e < images.elements(); ++e)
       images.data<float>()[e] += static_cast<float>(noise() % 100) / 1000;
-    if (n == 37 && at >= 0) session->SuspendAt(at);
+    if (n == 37 && at >= 0) session->control().SuspendAt(at);
     const auto result = session->suspended() ? session->ResumeStep() : session->Step(batch);
     if (result.status().code() == StatusCode::kSuspended) {
       if (const Status saved = session->Save(file, {{"batches", n}}); !saved.ok())

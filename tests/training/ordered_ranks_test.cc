@@ -49,9 +49,9 @@ OrderedRun TrainOrdered(const RealModel& real, const NamedModel& model, int shar
   std::vector<OrderedRun> runs(ranks);
   RunRanks(ranks, [&](Communicator& c) {
     const auto session = RankSession(real, c, [&](TrainingOptions& options) {
-      options.logical_shards = shards;
-      options.bucket_bytes = bucket;
-      if (ranks == 1) options.communicator = nullptr;
+      options.ranks.logical_shards = shards;
+      options.ranks.bucket_bytes = bucket;
+      if (ranks == 1) options.ranks.communicator = nullptr;
     });
     if (begin) begin(*session);
     OrderedRun& run = runs[c.rank()];
@@ -173,7 +173,7 @@ TEST(OrderedRanks, GoOnFromTheCheckpointOfAnotherNumber) {
           ASSERT_TRUE(restored.ok()) << restored.status().ToString();
         },
         [&](TrainingSession& session) {
-          const bool writes = session.ranks() == 1 || session.communicator()->rank() == 0;
+          const bool writes = session.ranks().rank() == 0;
           if (writes) {
             ASSERT_TRUE(session.Save(path(session.progress().updates)).ok());
           }
@@ -196,7 +196,7 @@ TEST(OrderedRanks, OneRankIsSavedAmongItsShards) {
   for (const bool saves : {false, true}) {
     auto make = [&] {
       RealModel copy = real.Clone();
-      copy.options.logical_shards = 4;
+      copy.options.ranks.logical_shards = 4;
       return SessionOf(copy);
     };
     auto session = make();
@@ -215,7 +215,7 @@ TEST(OrderedRanks, OneRankIsSavedAmongItsShards) {
   auto ranks = LocalCommunicators(2);
   RunRanks(2, [&](Communicator& c) {
     const auto session =
-        RankSession(real, c, [](TrainingOptions& options) { options.logical_shards = 4; });
+        RankSession(real, c, [](TrainingOptions& options) { options.ranks.logical_shards = 4; });
     EXPECT_THAT(session->Restore(folder.path("between")).status().message(),
                 HasSubstr("which several cannot divide"));
     ASSERT_TRUE(session->Step(RowsOf(kModels[0].batch(1), 0, 3)).ok());
@@ -241,7 +241,7 @@ TEST(OrderedRanks, AStepThatFailsOnOneRankHappensOnNone) {
       auto provider = std::make_shared<FailingProvider>(TrainingCpu());
       provider->FailAt(-1);
       const auto session = RankSession(real, c, [&](TrainingOptions& options) {
-        options.logical_shards = 4;
+        options.ranks.logical_shards = 4;
         options.providers = {provider};
       });
       const Values before = ParametersOf(*session);
@@ -273,19 +273,20 @@ TEST(OrderedRanks, OptionsThatDoNotFitAreRefused) {
   const auto refused = [](int ranks, const std::function<void(RealModel&)>& edit) {
     auto all = LocalCommunicators(ranks);
     RealModel real = Mlp();
-    real.options.communicator = std::move(all[0]);
-    real.options.logical_shards = 4;
+    real.options.ranks.communicator = std::move(all[0]);
+    real.options.ranks.logical_shards = 4;
     edit(real);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };
   EXPECT_THAT(refused(3, [](RealModel&) {}), HasSubstr("expected 3 ranks times a power of two"));
-  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.logical_shards = 12; }),
+  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.ranks.logical_shards = 12; }),
               HasSubstr("expected 2 ranks times a power of two"));
-  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.logical_shards = -1; }),
+  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.ranks.logical_shards = -1; }),
               HasSubstr("expected 0"));
   EXPECT_THAT(refused(2, [](RealModel& r) { r.options.step.accumulation_steps = 2; }),
               HasSubstr("expected accumulation_steps 1, got 2"));
-  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.shard = 1; }), HasSubstr("expected shard 0"));
+  EXPECT_THAT(refused(2, [](RealModel& r) { r.options.ranks.shard = 1; }),
+              HasSubstr("expected shard 0"));
   EXPECT_THAT(refused(2, [](RealModel& r) { r.options.step.keep_gradients = true; }),
               HasSubstr("keep_gradients"));
   EXPECT_THAT(refused(1, [](RealModel& r) { r.options.step.refuse_nonfinite = true; }),
@@ -293,7 +294,7 @@ TEST(OrderedRanks, OptionsThatDoNotFitAreRefused) {
   EXPECT_THAT(refused(1,
                       [](RealModel& r) {
                         r = Digits();
-                        r.options.logical_shards = 4;
+                        r.options.ranks.logical_shards = 4;
                       }),
               HasSubstr("the running statistics ('mean0')"));
 }
@@ -303,7 +304,7 @@ TEST(OrderedRanks, AnotherNumberOfRanksOrShardsIsRefused) {
   const RealModel real = Mlp();
   RunRanks(2, [&](Communicator& c) {
     const auto session =
-        RankSession(real, c, [](TrainingOptions& options) { options.logical_shards = 2; });
+        RankSession(real, c, [](TrainingOptions& options) { options.ranks.logical_shards = 2; });
     EXPECT_THAT(session->Regroup(nullptr).message(), HasSubstr("divided among 2 ranks"));
     if (c.rank() == 0) {
       ASSERT_TRUE(session->Save(folder.path("two")).ok());
@@ -311,7 +312,7 @@ TEST(OrderedRanks, AnotherNumberOfRanksOrShardsIsRefused) {
   });
   for (const int shards : {0, 4}) {
     RealModel copy = real.Clone();
-    copy.options.logical_shards = shards;
+    copy.options.ranks.logical_shards = shards;
     EXPECT_THAT(
         SessionOf(copy)->Restore(folder.path("two")).status().message(),
         HasSubstr("of a run with logical_shards = 2, the session has " + std::to_string(shards)));

@@ -138,7 +138,7 @@ TEST(TrainingFallback, StepsThatHaveWaited) {
       faulty->FailAt(-1);
       auto session = SessionOf(on_faulty);
       EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses()[0]);
-      session->SuspendAt(10);
+      session->control().SuspendAt(10);
       ASSERT_EQ(session->Step(real.batches[1]).status().code(), StatusCode::kSuspended);
       faulty->FailAt(k);
       EXPECT_EQ(session->ResumeStep().value(), expected.losses()[1]);

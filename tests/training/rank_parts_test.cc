@@ -198,7 +198,7 @@ TEST(RankPartsFailure, ALostRankIsAnErrorWithinTheForward) {
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(
         PartOfModel(real, c.rank(), 2), c,
-        [](TrainingOptions& options) { options.rank_timeout = std::chrono::milliseconds(200); });
+        [](TrainingOptions& options) { options.ranks.timeout = std::chrono::milliseconds(200); });
     ASSERT_TRUE(session->Step(RankBatch(1, c)).ok());
     const Values before = ParametersOf(*session);
     if (c.rank() == 1) return;
@@ -214,7 +214,7 @@ TEST(RankPartsFailure, RanksOfOtherPartsAreRefused) {
   RunRanks(2, [&](Communicator& c) {
     RealModel part = PartOfModel(real, c.rank(), 2);
     if (c.rank() == 1) part.options.step.rank_parts.pop_back();
-    part.options.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
+    part.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
     EXPECT_THAT(TrainingSession::Create(std::move(part.model), part.options).status().message(),
                 HasSubstr("the step of rank 1 is another one"));
   });
@@ -224,13 +224,13 @@ TEST(RankPartsFailure, OptionsThatDoNotFitAreRefused) {
   const auto refused = [](const std::function<void(TrainingOptions&)>& edit) {
     RealModel part = PartOfModel(PartModel(1), 0, 2);
     auto ranks = LocalCommunicators(2);
-    part.options.communicator = std::move(ranks[0]);
+    part.options.ranks.communicator = std::move(ranks[0]);
     edit(part.options);
     return TrainingSession::Create(std::move(part.model), part.options).status().message();
   };
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.optimizer = Muon{}; }),
               HasSubstr("update an element by the whole parameter"));
-  EXPECT_THAT(refused([](TrainingOptions& o) { o.shard = 1; }), HasSubstr("need shard = 0"));
+  EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = 1; }), HasSubstr("need shard = 0"));
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.rank_parts = {"none"}; }),
               HasSubstr("expected trained parameters, got 'none'"));
 }

@@ -68,9 +68,9 @@ inline std::unique_ptr<TrainingSession> RankSession(
     const RealModel& real, Communicator& c,
     const std::function<void(TrainingOptions&)>& edit = {}) {
   RealModel copy = real.Clone();
-  copy.options.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
-  copy.options.rank_timeout = std::chrono::seconds(60);
-  copy.options.bucket_bytes = 1000;
+  copy.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
+  copy.options.ranks.timeout = std::chrono::seconds(60);
+  copy.options.ranks.bucket_bytes = 1000;
   if (edit) edit(copy.options);
   auto session = TrainingSession::Create(std::move(copy.model), copy.options);
   EXPECT_TRUE(session.ok()) << session.status().ToString();

@@ -24,7 +24,7 @@ class ShardFaults : public ::testing::TestWithParam<Way> {
  protected:
   RankFaultSweep MakeSweep() {
     return RankFaultSweep(GetParam().accumulation, [way = GetParam()](TrainingOptions& options) {
-      options.shard = way.shard;
+      options.ranks.shard = way.shard;
       options.undo = way.undo;
     });
   }
@@ -100,7 +100,7 @@ class SpoiltExchange {
 // done, as if nothing had been.
 void SpoilEachExchange(int shard, int accumulation, bool skips) {
   const auto edit = [&](TrainingOptions& options) {
-    options.shard = shard;
+    options.ranks.shard = shard;
     options.step.optimizer = AdamW{.learning_rate = 2e-3};
     options.step.accumulation_steps = accumulation;
     options.step.refuse_nonfinite = !skips;

@@ -42,7 +42,7 @@ void ExpectTheSame(const Undisturbed& expected, const RealModel& real, TrainingS
   SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " +
                std::to_string(expected.steps));
   TemporaryFolder folder;
-  first.SuspendAt(at);
+  first.control().SuspendAt(at);
   {
     NamedValues batch;  // its owner overwrites it while the step waits
     for (const auto& [name, value] : real.batches[0]) batch[name] = value.tensor().Clone().value();
@@ -127,7 +127,7 @@ TEST(SuspendedStep, InTheMiddleOfAnAccumulation) {
   for (int micro = 0; micro < 4; ++micro) {
     TrainingSession& begins = micro % 2 == 0 ? *first : *second;
     TrainingSession& ends = micro % 2 == 0 ? *second : *first;
-    begins.SuspendAt(20);
+    begins.control().SuspendAt(20);
     ASSERT_EQ(begins.Step(real.batches[micro % 2]).status().code(), StatusCode::kSuspended);
     ASSERT_TRUE(begins.Save(folder.path("step")).ok());
     ASSERT_TRUE(ends.Restore(folder.path("step")).ok());
@@ -149,7 +149,7 @@ TEST(SuspendedStep, GoesOnWithAnotherNumberOfThreads) {
   TemporaryFolder folder;
   for (int at = 0; at < expected.steps; at += Every(7)) {
     auto begins = SessionOf(real);
-    begins->SuspendAt(at);
+    begins->control().SuspendAt(at);
     ASSERT_EQ(begins->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
     ASSERT_TRUE(begins->Save(folder.path("step")).ok());
     ASSERT_TRUE(first->Restore(folder.path("step")).ok()) << at;
@@ -177,7 +177,7 @@ TEST(SuspendedStep, GoesOnOnADevice) {
     for (int at = 0; at < steps; at += Every(3)) {
       SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));
       ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
-      first->SuspendAt(at);
+      first->control().SuspendAt(at);
       ASSERT_EQ(first->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
       ASSERT_TRUE(first->Save(folder.path("step")).ok());
       const auto restored = second->Restore(folder.path("step"));
@@ -196,13 +196,13 @@ TEST(SuspendedStep, StopsAtOnceWhenAnotherThreadWants) {
   const RealModel real = CharGpt();
   const Undisturbed expected(real);
   auto session = SessionOf(real);
-  session->set_suspend(true);
+  session->control().set_suspend(true);
   EXPECT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   EXPECT_EQ(session->ResumeStep().status().code(), StatusCode::kSuspended);  // not yet
   std::atomic<bool> done = false;
   std::thread other([&] {
-    for (bool suspend = false; !done; suspend = !suspend) session->set_suspend(suspend);
-    session->set_suspend(false);
+    for (bool suspend = false; !done; suspend = !suspend) session->control().set_suspend(suspend);
+    session->control().set_suspend(false);
   });
   int stops = 0;
   const auto ended = [&](Result<double> loss) {
@@ -224,12 +224,12 @@ TEST(SuspendedStep, StopsAtADeadline) {
   const RealModel real = CharGpt();
   const Undisturbed expected(real);
   auto session = SessionOf(real);
-  session->set_deadline(steady_clock::now());
+  session->control().set_deadline(steady_clock::now());
   EXPECT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   EXPECT_EQ(session->ResumeStep().status().code(), StatusCode::kSuspended);
-  session->set_deadline(steady_clock::now() + std::chrono::hours(1));
+  session->control().set_deadline(steady_clock::now() + std::chrono::hours(1));
   EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
-  session->set_deadline(std::nullopt);
+  session->control().set_deadline(std::nullopt);
   EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
   EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
 }
@@ -240,7 +240,7 @@ TEST(SuspendedStep, BranchesIntoTwoLearningRates) {
   const Undisturbed expected(real);
   auto session = SessionOf(real), branch = SessionOf(real), faster = SessionOf(real);
   TemporaryFolder folder;
-  session->SuspendAt(expected.steps / 2);
+  session->control().SuspendAt(expected.steps / 2);
   ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   ASSERT_TRUE(session->Save(folder.path("step")).ok());
   ASSERT_TRUE(branch->Restore(folder.path("step")).ok());
@@ -258,7 +258,7 @@ TEST(SuspendedStep, NothingElseBeginsWhileItWaits) {
   auto session = SessionOf(real);
   EXPECT_EQ(session->ResumeStep().status().message(), "no step waits");
   EXPECT_EQ(session->DropStep().message(), "no step waits");
-  session->SuspendAt(5);
+  session->control().SuspendAt(5);
   ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   EXPECT_THAT(session->Step(real.batches[0]).status().message(), HasSubstr("a step waits"));
   const Tensor w = session->parameters().Get("w0").value();
@@ -274,14 +274,14 @@ TEST(SuspendedStep, GivenUpItHasChangedNothing) {
   const Undisturbed expected(real);
   auto session = SessionOf(real);
   for (const int at : {0, 7, 14}) {
-    session->SuspendAt(at);
+    session->control().SuspendAt(at);
     ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
     ASSERT_TRUE(session->DropStep().ok());
   }
   EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses[0]);
   EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
   // Among its updates it cannot be given up: the error says so, and the session wants a checkpoint.
-  session->SuspendAt(expected.steps - 1);
+  session->control().SuspendAt(expected.steps - 1);
   ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   EXPECT_THAT(session->DropStep().message(), HasSubstr("parameters may be half updated"));
   EXPECT_FALSE(session->Step(real.batches[0]).ok());
@@ -291,7 +291,7 @@ TEST(SuspendedStep, IsRefusedByAnotherModel) {
   const RealModel real = Digits(), other = DigitsWithDropout();
   auto first = SessionOf(real), second = SessionOf(other);
   TemporaryFolder folder;
-  first->SuspendAt(5);
+  first->control().SuspendAt(5);
   ASSERT_EQ(first->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   ASSERT_TRUE(first->Save(folder.path("step")).ok());
   const Values before = Everything(*second, StepRunner(other).names());

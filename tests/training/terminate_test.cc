@@ -42,7 +42,7 @@ TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
   const NamedValues feeds = {{"x", Tensor::Of<float>({2}, {1, 1})}};
   auto step = std::async(std::launch::async, [&] { return session->Step(feeds).status(); });
   EXPECT_EQ(step.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
-  session->set_terminate(true);
+  session->control().set_terminate(true);
   if (step.wait_for(std::chrono::seconds(30)) == std::future_status::timeout) {
     ADD_FAILURE() << "still running 30 s after its caller has ended it";
     std::abort();
@@ -55,10 +55,10 @@ TEST(TrainingTerminate, EndsAStepWithinALoopAndChangesNothing) {
 TEST(TrainingTerminate, HoldsUntilItIsTakenBack) {
   auto session = SessionOf("3");
   const NamedValues feeds = {{"x", Tensor::Of<float>({2}, {1, 1})}};
-  session->set_terminate(true);
+  session->control().set_terminate(true);
   EXPECT_EQ(session->Step(feeds).status().code(), StatusCode::kCancelled);
   EXPECT_EQ(session->Evaluate(feeds).status().code(), StatusCode::kCancelled);
-  session->set_terminate(false);
+  session->control().set_terminate(false);
   EXPECT_EQ(session->Step(feeds).value(), 3);
   EXPECT_THAT(WeightsOf(*session), ::testing::ElementsAre(0, 1));
 }

@@ -34,7 +34,7 @@ class SpoiltNode : public ExecutionObserver {
 
 std::string Recorded(const TemporaryFolder& folder, TrainingSession& session,
                      const NamedValues& batch) {
-  session.SuspendAt(0);
+  session.control().SuspendAt(0);
   EXPECT_EQ(session.Step(batch).status().code(), StatusCode::kSuspended);
   const std::string path = folder.path("step");
   EXPECT_TRUE(session.Save(path).ok());

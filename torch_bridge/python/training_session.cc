@@ -104,11 +104,11 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
   if (arguments.contains("communicator")) {
     const nb::object communicator = get("communicator");
     if (!communicator.is_none())
-      options.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
+      options.ranks.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
   if (arguments.contains("rank_parts"))
     options.step.rank_parts = nb::cast<std::vector<std::string>>(get("rank_parts"));
-  if (arguments.contains("shard")) options.shard = nb::cast<int>(get("shard"));
+  if (arguments.contains("shard")) options.ranks.shard = nb::cast<int>(get("shard"));
   if (arguments.contains("shard_buckets")) {
     options.step.shard_buckets =
         nb::cast<std::vector<std::vector<std::string>>>(get("shard_buckets"));
@@ -120,10 +120,10 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
         Unwrap(PrecisionByName(nb::cast<std::string>(get("exchange_dtype"))));
   }
   if (arguments.contains("bucket_bytes"))
-    options.bucket_bytes = nb::cast<int64_t>(get("bucket_bytes"));
+    options.ranks.bucket_bytes = nb::cast<int64_t>(get("bucket_bytes"));
   if (arguments.contains("logical_shards"))
-    options.logical_shards = nb::cast<int>(get("logical_shards"));
-  if (arguments.contains("join_ranks")) options.join_ranks = nb::cast<bool>(get("join_ranks"));
+    options.ranks.logical_shards = nb::cast<int>(get("logical_shards"));
+  if (arguments.contains("join_ranks")) options.ranks.join = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);
@@ -161,7 +161,7 @@ nb::list ShardsOf(const TrainingSession& session) {
     std::vector<int64_t> offsets;
     for (int i = 0; i < shard.layout.tensors(); ++i) offsets.push_back(shard.layout.offset(i));
     std::vector<std::tuple<int, int64_t, int64_t, int64_t>> pieces;
-    for (const BucketLayout::Piece& piece : shard.layout.Pieces(session.communicator()->rank()))
+    for (const BucketLayout::Piece& piece : shard.layout.Pieces(session.ranks().rank()))
       pieces.emplace_back(piece.tensor, piece.first, piece.last, piece.at);
     nb::dict bucket;
     bucket["name"] = shard.name;
@@ -260,14 +260,19 @@ void BindTraining(nb::module_& m) {
            })
       .def("drop_step", [](TrainingSession& session) { Check(session.DropStep()); })
       .def_prop_ro("suspended", &TrainingSession::suspended)
-      .def_prop_rw("suspend", &TrainingSession::suspend, &TrainingSession::set_suspend)
+      .def_prop_rw(
+          "suspend",
+          [](const TrainingSession& session) { return session.control().suspend_flag()->load(); },
+          [](TrainingSession& session, bool suspend) { session.control().set_suspend(suspend); })
       .def_prop_rw(
           "suspend_flag",
-          [](const TrainingSession& session) { return SuspendFlag{session.suspend_flag()}; },
+          [](const TrainingSession& session) {
+            return SuspendFlag{session.control().suspend_flag()};
+          },
           [](TrainingSession& session, const SuspendFlag& own) {
-            session.ShareSuspendFlag(own.flag);
+            session.control().ShareSuspendFlag(own.flag);
           })
-      .def("suspend_at", &TrainingSession::SuspendAt)
+      .def("suspend_at", [](TrainingSession& session, int i) { session.control().SuspendAt(i); })
       .def(
           "suspend_after",
           [](TrainingSession& session, std::optional<double> seconds) {
@@ -277,7 +282,7 @@ void BindTraining(nb::module_& m) {
               deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                             std::chrono::duration<double>(*seconds));
             }
-            session.set_deadline(deadline);
+            session.control().set_deadline(deadline);
           },
           nb::arg("seconds").none())
       .def("step_differences", &TrainingSession::StepDifferences)
@@ -345,7 +350,9 @@ void BindTraining(nb::module_& m) {
              session.progress().updates = updates;
              session.progress().micro_steps = micro_steps;
            })
-      .def_prop_rw("terminate", &TrainingSession::terminate, &TrainingSession::set_terminate)
+      .def_prop_rw(
+          "terminate", [](const TrainingSession& session) { return session.control().terminate(); },
+          [](TrainingSession& session, bool stop) { session.control().set_terminate(stop); })
       .def("feed_coefficients",
            [](TrainingSession& session, const std::vector<double>& values) {
              const std::span<double> all = session.coefficients();
@@ -359,7 +366,7 @@ void BindTraining(nb::module_& m) {
                    [](const TrainingSession& session) { return session.progress().updates; })
       .def_prop_ro("memory",
                    [](const TrainingSession& session) {
-                     const RankMemory memory = session.MemoryOfRank();
+                     const RankMemory memory = session.ranks().Memory();
                      nb::dict out;
                      out["parameters"] = memory.parameters;
                      out["gradients"] = memory.gradients;

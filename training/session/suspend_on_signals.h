@@ -24,7 +24,7 @@ class SuspendOnSignals {
  public:
   SuspendOnSignals(std::shared_ptr<std::atomic<bool>> flag, const std::vector<int>& signals);
   SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals)
-      : SuspendOnSignals(session->suspend_flag(), signals) {}
+      : SuspendOnSignals(session->control().suspend_flag(), signals) {}
   ~SuspendOnSignals();
   SuspendOnSignals(const SuspendOnSignals&) = delete;
   SuspendOnSignals& operator=(const SuspendOnSignals&) = delete;

@@ -41,6 +41,12 @@ Status TrainingProgress::EndMicroStep(bool is_update, double loss, bool skipped)
   return {};
 }
 
+void TrainingProgress::DropSums() {
+  if (micro_steps_to_update > 1) micro_steps -= accumulated();
+  since_update = losses = 0;
+  loss_sum = 0;
+}
+
 int64_t TrainingProgress::OfAllRanks() const {
   if (logical_shards == 0) return micro_steps;
   const int64_t own = micro_steps_to_update;

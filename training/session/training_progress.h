@@ -62,6 +62,8 @@ struct TrainingProgress {
   // finite; then this fails with kInvalidArgument where no scale of the loss is small enough.
   Status EndMicroStep(bool is_update, double loss, bool skipped);
 
+  // Begins the accumulation of an update anew.
+  void DropSums();
   // Adds the run's properties, "session.updates" and so on.
   void Save(Checkpoint& to) const;
   // This progress, as the checkpoint says. Fails with kNotFound or kInvalidModel, naming the

@@ -39,13 +39,14 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
 
 Status TrainingSession::Prepare(Model model) {
   RETURN_IF_ERROR(options_.schedule.Check());
-  RETURN_IF_ERROR(DivideLogicalShards());
-  RETURN_IF_ERROR(CheckFailurePolicy());
   if (options_.step.accumulation_steps < 0) {
     return InvalidArgument("accumulation_steps: expected 0 (the caller decides) or more, got " +
                            std::to_string(options_.step.accumulation_steps));
   }
-  fallback_ = TrainingFallback(std::move(options_.providers), options_.fallback);
+  fallback_ = TrainingFallback(options_.providers, options_.fallback);
+  ASSIGN_OR_RETURN(RankPlan plan,
+                   PlanRanks(options_, options_.ranks.communicator.get(), fallback_->providers()));
+  RETURN_IF_ERROR(CheckFailures(plan));
   fallback_->BeforeSwitch(
       [this](const ProviderList& providers) { return BringParametersToHost(providers); });
   const DTypeSet precisions = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
@@ -55,10 +56,10 @@ Status TrainingSession::Prepare(Model model) {
   }
   RETURN_IF_ERROR(options_.step.loss_scaling.Check());
   progress_.schedule = options_.schedule;
-  progress_.micro_steps_to_update = options_.step.accumulation_steps;
-  progress_.logical_shards = options_.logical_shards;
+  progress_.micro_steps_to_update = plan.MicroSteps(options_.step.accumulation_steps);
+  progress_.logical_shards = plan.logical_shards;
   progress_.scales_loss = options_.step.scales_loss();
-  progress_.loss_is_mean = ordered() || options_.step.mean_over == MeanOver::kTokens;
+  progress_.loss_is_mean = plan.is_ordered() || options_.step.mean_over == MeanOver::kTokens;
   progress_.base_rate = LearningRate(options_.step.optimizer);
   progress_.seed = options_.seed;
   progress_.scaler = GradScaler(options_.step.loss_scaling);
@@ -80,12 +81,14 @@ Status TrainingSession::Prepare(Model model) {
       CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
   parameters_ = std::make_unique<SessionParameters>(std::move(model), trainable_, fallback_,
                                                     options_.share_parameters);
+  ranks_ = std::make_unique<RankGroup>(options_, std::move(plan), control_, *parameters_, progress_,
+                                       fallback_);
   RETURN_IF_ERROR(MakePrograms());
-  return ranks() > 1 && options_.join_ranks ? JoinRanks() : Status();
+  const bool joins = ranks_->plan().has_others() && options_.ranks.join;
+  return joins ? ranks_->Join(update_->graph()) : Status();
 }
 
 Status TrainingSession::MakePrograms() {
-  RETURN_IF_ERROR(PlaceCollectives());
   const int version = parameters_->version();
   Model model = parameters_->model().Clone();
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
@@ -95,14 +98,13 @@ Status TrainingSession::MakePrograms() {
       RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes)
           .status());
   RETURN_IF_ERROR(parameters_->MakeCopies(*model.graph));
-  ASSIGN_OR_RETURN(update_, MakeStep(model, options_.step, true));
-  if (options_.step.accumulation_steps != 1) {
-    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, options_.step, false));
+  ASSIGN_OR_RETURN(update_, MakeStep(model, options_.step, true, /*in_parts=*/false));
+  if (progress_.micro_steps_to_update != 1) {
+    ASSIGN_OR_RETURN(accumulate_, MakeStep(model, options_.step, false, /*in_parts=*/false));
   }
   if (options_.failures.action == OnFailure::kRetryInParts) {
     StepOptions parts = options_.step;
     parts.accumulation_steps = 0;
-    parts.logical_shards = 0;
     parts.mean_over = MeanOver::kBatches;
     ASSIGN_OR_RETURN(parts_update_, MakeStep(model, parts, true, /*in_parts=*/true));
     ASSIGN_OR_RETURN(parts_accumulate_, MakeStep(model, parts, false, /*in_parts=*/true));
@@ -143,7 +145,8 @@ std::span<double> TrainingSession::coefficients() {
 Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
                                                            const StepOptions& step,
                                                            bool with_update, bool in_parts) {
-  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, with_update));
+  ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, with_update,
+                                                         in_parts ? RankPlan() : ranks_->plan()));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   if (in_parts) {
     if (parts_parameters_.size() == 0) {
@@ -159,7 +162,7 @@ Result<std::unique_ptr<Program>> TrainingSession::MakeStep(const Model& model,
   const auto passes =
       [made = SessionStep{.parameters = program.parameters,
                           .early = options_.step.commit == CommitMode::kEagerConsume,
-                          .exchanges = options_.step.bucket_bytes > 0,
+                          .exchanges = ranks_->plan().has_others(),
                           .may_recompute = options_.memory_budget > 0}](
           const ProviderList& providers) { return SessionStepPasses(providers, made); };
   const auto report = std::make_shared<CpuFallbackReport>();
@@ -229,7 +232,7 @@ const NamedValues& TrainingSession::ProgramFeeds(int64_t accumulated) {
   set(kMicroStepInput, accumulated);
   set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated + 1));
   set(kLossScaleInput, progress_.scaler.scale());
-  set(kRankShareInput, 1.0 / ranks());
+  set(kRankShareInput, 1.0 / ranks_->plan().ranks);
   return program_feeds_;
 }
 
@@ -238,9 +241,7 @@ RunOptions TrainingSession::MakeRun(uint64_t step) {
   run.parameters = &parameters_->ForRun();
   run.seed = progress_.seed;
   run.step = step;
-  run.cancel = terminate_;
-  run.suspend = suspend_;
-  run.deadline = deadline_;
+  control_.Apply(run);
   return run;
 }
 
@@ -269,20 +270,19 @@ Result<double> TrainingSession::RunStep(bool updates, const NamedValues& feeds,
   ASSIGN_OR_RETURN(
       std::vector<RuntimeValue> bound,
       BindFeeds(program.graph(), feeds, FeedCheck::kDType, ProgramFeeds(progress_.accumulated())));
-  const int rank = communicator() == nullptr ? 0 : communicator()->rank();
-  RunOptions run = MakeRun(static_cast<uint64_t>(progress_.random_step(rank)));
+  RunOptions run = MakeRun(static_cast<uint64_t>(progress_.random_step(ranks_->rank())));
   if (progress_.next_seed) {
     run.seed = *progress_.next_seed;
     run.step = 0;
   }
   run.observers = std::move(observers);
-  if (ranks() > 1) RETURN_IF_ERROR(BeginAmongRanks(&run));
+  if (ranks_->plan().has_others()) RETURN_IF_ERROR(ranks_->BeginStep(run));
   StepRequest step{updates,
                    feeds,
                    {.feeds = std::move(bound), .options = std::move(run), .undo = UndoOfSteps()}};
   const bool once = options_.failures.action == OnFailure::kStop;
   RunRequest first = once ? std::move(step.run) : step.run;
-  first.suspend_at = std::exchange(suspend_at_, INT_MAX);
+  first.suspend_at = control_.TakeSuspendAt();
   Result<double> loss = AnswerFailure(step, program.Run(std::move(first)));
   if (suspended()) waiting_.seed = progress_.next_seed;
   if (suspended() || loss.ok()) progress_.next_seed.reset();
@@ -295,11 +295,11 @@ Result<double> TrainingSession::ResumeStep(std::vector<ExecutionObserver*> obser
   if (!suspended()) return InvalidArgument("no step waits");
   auto waiting = std::exchange(waiting_, {});
   parameters_->set_step_waits(false);
-  waiting.run->started.state->set_deadline(deadline_);
+  waiting.run->started.state->set_deadline(control_.deadline());
   Program& program = waiting.updates ? *update_ : *accumulate_;
-  Result<double> loss =
-      EndRun(waiting.updates, program.Resume(std::move(waiting.run), std::move(observers),
-                                             std::exchange(suspend_at_, INT_MAX)));
+  Result<double> loss = EndRun(
+      waiting.updates,
+      program.Resume(std::move(waiting.run), std::move(observers), control_.TakeSuspendAt()));
   if (suspended()) waiting_.seed = waiting.seed;
   else if (!loss.ok() && !progress_.next_seed) progress_.next_seed = waiting.seed;
   return loss;
@@ -325,7 +325,7 @@ Result<double> TrainingSession::EndRun(bool updates, RunResult result) {
   }
   if (result.left_parameters_changed())
     parameters_->set_lost(std::move(result.parameters.inconsistent));
-  if (collectives_ != nullptr) LeaveRanks(result);
+  if (ranks_->plan().has_others()) ranks_->EndStep(result);
   if (!result.status.ok())
     return parameters_->lost() ? result.status.WithPrefix(DescribeLoss()) : result.status;
   // The step has committed. Only EndMicroStep can fail, after an update that was skipped.
@@ -374,6 +374,20 @@ Result<std::vector<RuntimeValue>> TrainingSession::Predict(const NamedValues& fe
   return std::move(result.values);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a prediction");
+}
+
+Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
+  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
+  const bool had_others = ranks_->plan().has_others();
+  RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
+  const bool has_others = ranks_->plan().has_others();
+  if (had_others != has_others) RETURN_IF_ERROR(MakePrograms());
+  if (has_others) RETURN_IF_ERROR(ranks_->Join(update_->graph()));
+  else if (parameters_->lost())
+    return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
+  parameters_->set_lost(std::nullopt);
+  progress_.DropSums();
+  return {};
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> TrainingSession::StepPlan(

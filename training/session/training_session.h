@@ -24,84 +24,20 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/distributed/communicator.h"
 #include "core/runtime/program.h"
 #include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/files/checkpoint.h"
 #include "training/session/failure_policy.h"
+#include "training/session/rank_group.h"
+#include "training/session/run_control.h"
 #include "training/session/session_parameters.h"
+#include "training/session/training_options.h"
 #include "training/session/training_progress.h"
 #include "training/optimizer/lr_schedule.h"
 #include "training/step/step_program.h"
 #include "training/files/training_curves.h"
 
 namespace caesura {
-
-class RunCollectives;  // core/distributed/run_collectives.h
-
-// The options of a TrainingSession: the step, its schedule, its providers and the answers to
-// failures. Create copies them; a change afterwards has no effect.
-struct TrainingOptions {
-  StepOptions step;
-  LrSchedule schedule;     // times the optimizer's learning rate
-  ProviderList providers;  // empty: the CPU provider
-  bool fallback =
-      true;  // whether a failing provider is replaced; see TrainingSession::DisableFallback
-  FailurePolicy failures = {};
-  // Each step keeps what it overwrites until it has ended: then any step that fails, or is given
-  // up, has changed nothing. Costs memory for a copy of the parameters and optimizer state, and the
-  // time to write it. CommitMode::kLate needs it only for steps that are given up among their
-  // updates.
-  bool undo = false;
-  int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
-  uint64_t seed = 0;  // of dropout and other random ops
-  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not
-  // fit is computed again in the backward; a step whose least is above the budget fails, saying so.
-  size_t memory_budget = 0;
-  // The model's initializers are trained where they are: steps write to them, and their owner may
-  // write to them between calls. Without it the session trains copies.
-  // Without it, and with a device's provider that has kernels for their updates, parameters and
-  // optimizer state live in the device's memory (parameter_placement.h).
-  bool share_parameters = false;
-  // Names of inputs that will be fed on the device of the first provider; others come on the host.
-  // Ops on integers among them stay on the device (graph_transforms/shapes/cpu_fallback.h).
-  std::unordered_set<std::string> device_inputs = {};
-  std::vector<std::string> disabled_passes;
-  CustomOps custom_ops;
-  // The ranks that train together; null: this process trains by itself. Each rank is given its own
-  // part of a batch: an update goes by the mean gradient of all ranks, which have the same
-  // parameters from Create on (those of rank 0). Random ops draw other numbers on each rank.
-  std::shared_ptr<Communicator> communicator;
-  // A rank waits for the others of a step so long; then it fails with kRankFailure. Nothing: the
-  // communicator's own time-out.
-  std::optional<std::chrono::milliseconds> rank_timeout;
-  // False: the parameters are those of rank 0 already, and other ranks may not make this session.
-  bool join_ranks = true;
-  // Gradients are summed over the ranks in buckets that are closed at this many bytes (1 or more,
-  // the same on all ranks), each while the backward goes on.
-  int64_t bucket_bytes = int64_t{4} << 20;
-  // The way in which several ranks keep optimizer state (docs/guides/step_ranks.md). 0: all of it
-  // on each. 1: each has the state of its own part of every bucket only, updates that part of the
-  // parameters, and gives it to the others. Losses and parameters are those of 0.
-  // 2: with accumulation each also accumulates its own parts of the gradients only, which all
-  // micro-steps exchange.
-  int shard = 0;
-  // Ordered sums (docs/guides/step_ranks.md): the batch of an update is divided into so many
-  // logical shards, each of them the feeds of one Step. Rank r of N takes the shards
-  // [r, r + 1) * logical_shards / N, one after the other; the last one updates. Losses of updates,
-  // parameters and random numbers then have the same bits at any N, for the same number of threads
-  // and feeds of the same shapes. logical_shards / N is a whole number, and a power of two where
-  // N > 1; accumulation_steps stays 1. 0: sums have any order.
-  int logical_shards = 0;
-};
-
-// Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
-struct RankMemory {
-  size_t parameters = 0;  // and running statistics
-  size_t gradients = 0;   // with the buckets under way, and accumulated ones
-  size_t optimizer_state = 0;
-  size_t total() const { return parameters + gradients + optimizer_state; }
-};
 
 // The result of Evaluate.
 struct Evaluation {
@@ -148,28 +84,9 @@ class TrainingSession {
   const FailureCounts& failures() const { return failures_; }
 
   // --- a step that waits in its middle ---
-  // From any thread and from signal handlers: true suspends the step that runs now, and each one
-  // from here on, before its next node. Step, Accumulate or ResumeStep then fails with kSuspended,
-  // and the step waits: nothing is lost. False: steps run again.
-  void set_suspend(bool suspend) {
-    *suspend_ = suspend;
-    if (!suspend) ranks_suspend_ = false;
-  }
-  bool suspend() const { return *suspend_; }
-  // The flag itself. Sessions that share one are suspended together; a step that waits already goes
-  // by the flag that it was begun with.
-  const std::shared_ptr<std::atomic<bool>>& suspend_flag() const { return suspend_; }
-  void ShareSuspendFlag(std::shared_ptr<std::atomic<bool>> flag) { suspend_ = std::move(flag); }
-  // Suspends steps likewise from this time on; nothing: no more. With other ranks the deadline of
-  // one suspends all, and each of them is told that steps run again: that one by nothing here, the
-  // others by set_suspend(false).
-  void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
-    if (deadline_ && !deadline && !*suspend_) ranks_suspend_ = false;
-    deadline_ = deadline;
-  }
-  // Suspends the next step, or the rest of the one that waits, before step `i` of its plan
-  // (StepPlan).
-  void SuspendAt(int i) { suspend_at_ = i; }
+  // Stops runs from outside: a suspension, a deadline, a termination.
+  RunControl& control() { return control_; }
+  const RunControl& control() const { return control_; }
   // A step waits. No other one begins and no parameter is set before ResumeStep or DropStep. Save
   // writes the step too, and Restore takes it up, in another process if need be: there ResumeStep
   // ends it with the same bits, unless threads or providers are others (StepDifferences).
@@ -204,19 +121,11 @@ class TrainingSession {
   // as far as it has not updated parameters yet.
   void set_learning_rate(double rate);
 
-  // From any thread: true ends the step, evaluation or prediction that runs now, and each one from
-  // here on, with kCancelled, which changes nothing; but not a step that has begun to update
-  // parameters. False: calls run again.
-  void set_terminate(bool terminate) { *terminate_ = terminate; }
-  bool terminate() const { return *terminate_; }
   // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
   const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
   // Gradients of the last step, in the order of the trained parameters. None without
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
-
-  // The memory that this rank keeps is known before the first step. Activations are not among it.
-  RankMemory MemoryOfRank() const;
 
   // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
   // random counters, and the step that waits; see training/files/checkpoint.h for what a crash
@@ -256,9 +165,8 @@ class TrainingSession {
   // parameters. Sharded state goes with its rank: only the same ranks go on, where each has done
   // the same updates. Otherwise this fails, and a new session has to Restore the last checkpoint.
   Status Regroup(std::shared_ptr<Communicator> communicator);
-  // The number of ranks that train together.
-  int ranks() const { return communicator() == nullptr ? 1 : communicator()->size(); }
-  const Communicator* communicator() const { return options_.communicator.get(); }
+  // The other ranks, if there are any: plan, communicator, memory.
+  const RankGroup& ranks() const { return *ranks_; }
 
   // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
   void DisableFallback() { fallback_->set_enabled(false); }
@@ -274,7 +182,7 @@ class TrainingSession {
   Status Refresh() { return made_of_ != parameters_->version() ? MakePrograms() : Status(); }
   // in_parts: for kRetryInParts, with options and sums of gradients of its own.
   Result<std::unique_ptr<Program>> MakeStep(const Model& model, const StepOptions& step,
-                                            bool with_update, bool in_parts = false);
+                                            bool with_update, bool in_parts);
   Status MakeEvaluation(const Model& model);
   Status FillCoefficients();
   // The learning rate that the next update goes by: the first group's, where the session is fed it.
@@ -297,53 +205,12 @@ class TrainingSession {
     const NamedValues& feeds;
     RunRequest run;
   };
-  Status CheckFailurePolicy() const;
+  Status CheckFailures(const RankPlan& plan) const;
   // Ends a step, done again if need be; `result`: of its first run.
   Result<double> AnswerFailure(const StepRequest& request, RunResult result);
   RunResult RunAgain(const StepRequest& request, const Status& cause);
   RunResult RunInParts(const StepRequest& request, const Status& cause);
   Result<std::unique_ptr<SuspendedRun>> TakeUp(const StateSnapshot& step, bool updates);
-  // --- training_session_ranks.cc ---
-  // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
-  // of feeds may differ.
-  uint64_t RankFingerprint() const;
-  // Decides the number of micro-steps of an update from TrainingOptions::logical_shards; refuses
-  // options under which sums would depend on the number of ranks.
-  Status DivideLogicalShards();
-  bool ordered() const { return options_.logical_shards > 0; }
-  // Decides where the programs' collectives run: in the memory that the communicator exchanges.
-  Status PlaceCollectives();
-  // Refuses ranks with other programs, then takes the parameters, state and position of the rank
-  // that has done the most updates.
-  Status JoinRanks();
-  Status TakeParameters(int root);
-  // True for a parameter of StepOptions::rank_parts and for its state.
-  bool IsRankPart(int parameter) const;
-  // The tensor itself or a copy, in memory that the communicator exchanges.
-  Result<Tensor> OnExchangedDevice(const Tensor& tensor) const;
-  std::shared_ptr<const ExecutionProvider> ProviderOn(Device device) const;  // null: none
-  std::chrono::milliseconds RankTimeout() const {
-    return options_.rank_timeout.value_or(options_.communicator->timeout());
-  }
-  // --- training_session_shards.cc ---
-  bool sharded() const { return !parameters_->shards().empty(); }
-  Status CheckShardOption() const;
-  // Fails where a rank lacks its part of the state of the same update. `updates`: by rank.
-  Status CheckParts(std::span<const int64_t> updates, std::span<const int64_t> state_ranks) const;
-  // True if accumulated gradients are divided, too.
-  bool shards_accumulators() const {
-    return sharded() && options_.shard == 2 && options_.step.accumulation_steps != 1;
-  }
-  // Gathers the state of all ranks, then writes the file on rank 0; all return what became of it.
-  Status SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const;
-  // Lists the tensors that the checkpoint lacks for this rank's parts, a line each.
-  std::string StateMisfits(const Checkpoint& checkpoint) const;
-  // REQUIRES: no misfits.
-  void TakeState(const Checkpoint& checkpoint);
-  // Gives a run of a step what it needs among them.
-  Status BeginAmongRanks(RunOptions* run);
-  // Ends the communicator where a failed run leaves the other ranks waiting.
-  void LeaveRanks(const RunResult& result);
   RunOptions MakeRun(uint64_t step);
 
   TrainingOptions options_;
@@ -352,18 +219,13 @@ class TrainingSession {
   std::shared_ptr<OpBinding> ops_;
   std::unique_ptr<SessionParameters> parameters_;
   TrainingProgress progress_;
-  int made_of_ = -1;     // the version of the parameters that the programs were made of
-  int state_rank_ = -1;  // the one whose parts of state these are
+  RunControl control_;
+  std::unique_ptr<RankGroup> ranks_;
+  int made_of_ = -1;  // the version of the parameters that the programs were made of
   std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
   CpuFallbackReport cpu_fallback_;  // of update_
   std::vector<RuntimeValue> kept_outputs_, gradients_;
   NamedValues program_feeds_;  // scalars whose values each step sets
-  const std::shared_ptr<std::atomic<bool>> terminate_ = std::make_shared<std::atomic<bool>>(false);
-  std::shared_ptr<std::atomic<bool>> suspend_ = std::make_shared<std::atomic<bool>>(false);
-  std::optional<std::chrono::steady_clock::time_point> deadline_;
-  int suspend_at_ = INT_MAX;
-  std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
-  std::atomic<bool> ranks_suspend_ = false;      // a rank was asked to suspend
   struct WaitingStep {
     std::unique_ptr<SuspendedRun> run;  // null: no step waits
     bool updates = false;

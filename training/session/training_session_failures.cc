@@ -88,8 +88,9 @@ Undo TrainingSession::UndoOfSteps() const {
 
 // The calls that go on after a lost step.
 std::string TrainingSession::WayBack() const {
-  if (ranks() == 1) return "Restore a checkpoint first";
-  const bool needs_all = sharded() || options_.step.commit == CommitMode::kEagerConsume;
+  if (!ranks_->plan().has_others()) return "Restore a checkpoint first";
+  const bool needs_all =
+      !parameters_->shards().empty() || options_.step.commit == CommitMode::kEagerConsume;
   return needs_all ? "Restore the last checkpoint on all ranks"
                    : "Regroup, or Restore a checkpoint first";
 }
@@ -104,23 +105,20 @@ std::string TrainingSession::DescribeLoss() const {
   for (size_t i = 0; i < std::min(lost.size(), kNamed); ++i)
     names += (i == 0 ? "'" : ", '") + lost[i] + "'";
   if (lost.size() > kNamed) names += " and " + std::to_string(lost.size() - kNamed) + " more";
-  const std::string advice = ranks() > 1 ? "; " + WayBack() : "";
+  const std::string advice = ranks_->plan().has_others() ? "; " + WayBack() : "";
   return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
 }
 
-Status TrainingSession::CheckFailurePolicy() const {
+Status TrainingSession::CheckFailures(const RankPlan& plan) const {
   RETURN_IF_ERROR(options_.failures.Check());
-  if (options_.failures.action != OnFailure::kStop && options_.communicator != nullptr) {
-    return InvalidArgument(
-        "failures: with other ranks a failed step stops; all ranks would have to do it again");
-  }
   if (options_.failures.action != OnFailure::kRetryInParts) return {};
   const StepOptions& step = options_.step;
-  if (step.accumulation_steps != 1 || step.scales_loss() || step.keep_gradients ||
+  if (plan.MicroSteps(step.accumulation_steps) != 1 || step.scales_loss() || step.keep_gradients ||
       !step.keep_outputs.empty()) {
     return InvalidArgument(
-        "retry in parts: expected accumulation_steps 1, no float16, and no gradients or outputs "
-        "that are kept");
+        "retry in parts: expected accumulation_steps 1 and at most one logical shard, no float16, "
+        "and "
+        "no gradients or outputs that are kept");
   }
   return {};
 }

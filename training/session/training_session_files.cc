@@ -29,15 +29,6 @@ Status TrainingSession::Save(const std::string& path,
   if (parameters_->lost())
     return InvalidArgument(
         "a lost step left parameters half updated: there is nothing worth saving");
-  if (ranks() > 1 && !options_.step.rank_parts.empty()) {
-    return Unsupported("rank_parts: '" + path +
-                       "' would hold this rank's part of some parameters; save each rank's "
-                       "parameters().Get() in a file of its own");
-  }
-  if (ordered() && ranks() > 1 && progress_.accumulated() > 0) {
-    return Unsupported("logical_shards: '" + path +
-                       "' is to be saved after an update; now each rank has gradients of its own");
-  }
   Checkpoint checkpoint;
   RETURN_IF_ERROR(parameters_->Save(checkpoint, progress_.has_sums()));
   for (auto& [name, property] : properties)
@@ -47,8 +38,8 @@ Status TrainingSession::Save(const std::string& path,
     checkpoint.properties[kWaitingUpdates] = int64_t{waiting_.updates};
     ASSIGN_OR_RETURN(checkpoint.step, waiting_.run->Capture());
   }
-  return sharded() ? SaveFromAllRanks(std::move(checkpoint), path)
-                   : SaveCheckpoint(checkpoint, path);
+  return ranks_->plan().has_others() ? ranks_->Save(std::move(checkpoint), path)
+                                     : SaveCheckpoint(checkpoint, path);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
@@ -67,9 +58,8 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   std::string wrong;
   ASSIGN_OR_RETURN(TrainingProgress progress, progress_.Restored(checkpoint, &wrong));
   wrong += parameters_->Misfits(checkpoint, progress.has_sums());
-  wrong += StateMisfits(checkpoint);
-  if (progress.losses > 0 && shards_accumulators())
-    wrong += "\n  it has the accumulated gradients of one rank, which shard = 2 cannot divide";
+  const bool has_others = ranks_->plan().has_others();
+  if (has_others) wrong += ranks_->Misfits(checkpoint, /*mid_update=*/progress.losses > 0);
   if (!wrong.empty())
     return InvalidArgument("checkpoint '" + path + "' does not fit the model:" + wrong);
   WaitingStep waiting;
@@ -84,7 +74,7 @@ Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
   parameters_->set_step_waits(false);
   parameters_->set_lost(std::move(mixed));  // memory or a device may fail on the way
   RETURN_IF_ERROR(parameters_->Restore(checkpoint, progress.has_sums()));
-  TakeState(checkpoint);
+  if (has_others) ranks_->Restore(checkpoint);
   progress_ = std::move(progress);
   curves_.Clear();        // they are of another run
   if (checkpoint.step) {  // with the parameters that are there now

@@ -63,26 +63,27 @@ Status CheckCommit(const StepOptions& options) {
   return {};
 }
 
-Status CheckExchangeDType(const StepOptions& options) {
+Status CheckExchangeDType(const StepOptions& options, const RankPlan& plan) {
   if (options.exchange_dtype == DType::kUndefined) return {};
   if (options.exchange_dtype != DType::kBFloat16)
     return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
                            DTypeName(options.exchange_dtype));
-  if (options.logical_shards > 0)
+  if (plan.is_ordered())
     return Unsupported(
         "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
         "on the number of ranks; logical_shards needs none");
-  if (options.shard_ranks > 0)
+  if (plan.divides_state)
     return Unsupported(
         "exchange_dtype: the parts of divided state are exchanged in their own "
         "dtype; expected shard 0");
   return {};
 }
 
-Status CheckRanks(const StepOptions& options, const std::vector<std::string>& trainable) {
-  const bool has_ranks = options.bucket_bytes > 0;
+Status CheckRanks(const StepOptions& options, const RankPlan& plan,
+                  const std::vector<std::string>& trainable) {
+  const bool has_ranks = plan.has_others();
   if (has_ranks && options.commit == CommitMode::kEagerConsume &&
-      (options.shard_ranks > 0 || options.logical_shards > 0 || !options.rank_parts.empty())) {
+      (plan.divides_state || plan.is_ordered() || !options.rank_parts.empty())) {
     return InvalidArgument(
         "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
         "CommitMode::kLate");
@@ -93,10 +94,10 @@ Status CheckRanks(const StepOptions& options, const std::vector<std::string>& tr
         "a micro-step that the others do");
   }
   if (has_ranks && !options.rank_parts.empty())
-    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
-  if (options.shard_ranks > 0) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
-  RETURN_IF_ERROR(CheckExchangeDType(options));
-  if (options.logical_shards > 0 && (options.keep_gradients || options.refuse_nonfinite)) {
+    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, plan, trainable));
+  if (plan.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
+  RETURN_IF_ERROR(CheckExchangeDType(options, plan));
+  if (plan.is_ordered() && (options.keep_gradients || options.refuse_nonfinite)) {
     return Unsupported(
         "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
         "(refuse_nonfinite)");
@@ -112,15 +113,14 @@ struct Backward {
   std::vector<Value*> gradients;
 };
 
-Result<Backward> AddBackward(Graph& graph, const StepOptions& options,
+Result<Backward> AddBackward(Graph& graph, const StepOptions& options, bool is_alone,
                              const std::vector<std::string>& trainable) {
   Backward out;
   ASSIGN_OR_RETURN(out.loss, AddLoss(graph, options.loss));
   if (options.scales_loss())
     out.loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
   // A batch alone needs no count: its loss is the mean already.
-  if (options.mean_over == MeanOver::kTokens &&
-      (options.bucket_bytes > 0 || options.accumulation_steps != 1)) {
+  if (options.mean_over == MeanOver::kTokens && !is_alone) {
     ASSIGN_OR_RETURN(out.count, AddLossCount(graph, options.loss, *out.loss));
   }
   GradientOptions gradient_options;
@@ -174,12 +174,14 @@ bool IsProgramInput(const std::string& name) {
 }
 
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
-                                     const StepOptions& options, bool with_update) {
+                                     const StepOptions& options, bool with_update,
+                                     const RankPlan& plan) {
   RETURN_IF_ERROR(CheckCommit(options));
-  RETURN_IF_ERROR(CheckRanks(options, trainable));
-  const bool has_ranks = options.bucket_bytes > 0;
+  RETURN_IF_ERROR(CheckRanks(options, plan, trainable));
+  const bool has_ranks = plan.has_others();
+  const int micro_steps = plan.MicroSteps(options.accumulation_steps);
   const bool is_early = options.commit == CommitMode::kEagerConsume;
-  const bool is_ordered = options.logical_shards > 0;
+  const bool is_ordered = plan.is_ordered();
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
@@ -190,7 +192,8 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
                        statistics.front().target->name() +
                        "') are those of one rank's batches, so they depend on the number of ranks");
   }
-  ASSIGN_OR_RETURN(Backward backward, AddBackward(graph, options, trainable));
+  ASSIGN_OR_RETURN(Backward backward,
+                   AddBackward(graph, options, !has_ranks && micro_steps == 1, trainable));
   Value* loss = backward.loss;
   Value* count = backward.count;
   const bool counts = count != nullptr;
@@ -207,16 +210,16 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   std::vector<Value*> left;  // in the statistics' targets
   for (const StatisticUpdate& statistic : statistics)
     left.push_back(BeforeUpdates(graph, statistic.value));
-  UpdateWriter writer(graph, options, program);
+  UpdateWriter writer(graph, options, plan, program);
   if (backward.loss_scale != nullptr) writer.Unscale(backward.loss_scale);
   Value* sum = counts ? writer.Weighted(loss, count) : loss;
   std::vector<Value**> totals = {&sum};
   if (counts) totals.push_back(&count);
   const bool sums_losses = counts || is_ordered;  // over micro-steps, too
   if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, sum);
-  const bool by_parts = options.shard_ranks > 0 && options.shard_accumulators;
+  const bool by_parts = plan.divides_state && plan.divides_sums;
   if (by_parts) writer.ReduceParts(gradients);
-  if (options.accumulation_steps != 1) {
+  if (micro_steps != 1) {
     writer.Accumulate(gradients, sums_losses ? totals : std::vector<Value**>(), with_update);
   }
   if (has_ranks && with_update) writer.Reduce(gradients, totals, left);

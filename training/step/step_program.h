@@ -12,6 +12,7 @@
 #include "training/optimizer/grad_scaler.h"
 #include "training/optimizer/optimizer.h"
 #include "training/step/parameter_shard.h"
+#include "training/step/rank_plan.h"
 #include "training/step/trainable.h"
 
 namespace caesura {
@@ -63,32 +64,17 @@ struct StepOptions : TrainableOptions {
   // gradients are saved by a scaled loss. Parameters, optimizer state, losses and norms stay
   // float32.
   DType precision = DType::kFloat32;
-  // If several ranks train together: a bucket of gradients that they sum is closed at this many
-  // bytes (gradient_reduction.h). 0: there are no other ranks. Needs kLate.
-  int64_t bucket_bytes = 0;
-  // The number of ranks, if each keeps the optimizer state of only its part of each bucket.
-  // 0: each keeps all of it.
-  int shard_ranks = 0;
-  // With shard_ranks: each micro-step sums its gradients over the ranks, and each rank accumulates
-  // its parts only.
-  bool shard_accumulators = false;
   // kBFloat16: the ranks exchange gradients in it, half the bytes of float32. They are rounded to
   // it, and so are their sums (docs/guides/step_ranks.md). kUndefined: in their own dtype.
   DType exchange_dtype = DType::kUndefined;
-  // The micro-batches of an update on all ranks together, whose gradients are summed in an order
-  // that is the same at any number of ranks. accumulation_steps of them are this rank's. 0: any
-  // order.
-  int logical_shards = 0;
-  // With shard_ranks: the parameters of each bucket, as another session that trains the same ones
-  // has them (TrainingSession::shards): then the two may share their state. Empty: buckets follow
+  // With divided state: the parameters of each bucket, as another session that trains the same ones
+  // has them (SessionParameters::shards): then the two may share their state. Empty: buckets follow
   // from the order in which gradients are ready.
   std::vector<std::vector<std::string>> shard_buckets;
-  // The provider on whose device they do (Communicator::device()).
-  std::string collective_provider;
   // Trained parameters of which each rank has its own part, as tensor-parallel models do, whose
   // forward exchanges what the parts make (AllReduce and so on, core/ops).
   // Their gradients and state are the rank's own; their norms count once each. An update goes by
-  // the gradient of the mean of all ranks' losses. Not with shard_ranks or logical_shards.
+  // the gradient of the mean of all ranks' losses. Not with divided state or ordered sums.
   std::vector<std::string> rank_parts;
   // With float16: an update whose gradients are not all finite does not happen and lowers the
   // scale. Needs kLate.
@@ -142,10 +128,12 @@ struct StepProgram {
 // The graph's outputs of these names, in their order. Fails listing all names that are none.
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);
 
-// `with_update` false: the program of a micro-step that only accumulates. The model's types
+// Builds the step of one of the ranks of `plan`. `with_update` false: the program of a micro-step
+// that only accumulates. The model's types
 // must have been inferred, and the pass of options.precision must have run on it.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
-                                     const StepOptions& options, bool with_update);
+                                     const StepOptions& options, bool with_update,
+                                     const RankPlan& plan = {});
 
 }  // namespace caesura
 

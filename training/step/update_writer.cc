@@ -117,17 +117,16 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
     }
     if (options_.exchange_dtype != DType::kUndefined)
       gradients[i] = As(gradients[i], options_.exchange_dtype);
-    if (options_.shard_ranks == 0) summed.push_back(&gradients[i]);
+    if (!plan_.divides_state) summed.push_back(&gradients[i]);
   }
-  if (options_.logical_shards > 0) {
-    collectives_.OrderedSum(summed, options_.bucket_bytes,
-                            options_.logical_shards / options_.accumulation_steps);
+  if (plan_.is_ordered()) {
+    collectives_.OrderedSum(summed, plan_.bucket_bytes, plan_.ranks);
     return;
   }
   rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   for (Value*& statistic : statistics) left.push_back(&statistic);
-  collectives_.AllReduce(summed, options_.bucket_bytes);
-  if (options_.shard_ranks > 0 && buckets_.empty()) ReduceParts(gradients);
+  collectives_.AllReduce(summed, plan_.bucket_bytes);
+  if (plan_.divides_state && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   for (int i = 0; i < program_.trained; ++i) {
     if (gradients[i]->dtype() != own[i]) gradients[i] = As(gradients[i], own[i]);
@@ -136,9 +135,9 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
 
 Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* place,
                                  bool updates) {
-  const bool in_pairs = options_.logical_shards > 0;
+  const bool in_pairs = plan_.is_ordered();
   std::vector<int64_t> dims;
-  if (in_pairs) dims.push_back(std::bit_width(unsigned(options_.accumulation_steps - 1)));
+  if (in_pairs) dims.push_back(std::bit_width(unsigned(micro_steps_ - 1)));
   for (const Dim& dim : *value->type().shape) dims.push_back(dim.value);
   Value* buffer = State("accumulator", name, Shape(dims), value->dtype());
   if (in_pairs && !updates) {
@@ -146,7 +145,7 @@ Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* p
     node->output(0)->set_type(buffer->type());
     return value;
   }
-  const bool apart = updates && options_.bucket_bytes > 0;
+  const bool apart = updates && plan_.has_others();
   const char* op_type = in_pairs ? "PairwiseSum" : apart ? "AccumulatedSum" : "InPlaceAccumulator";
   Node* node = Act(op_type, {buffer, value, place}, {}, 1);
   node->output(0)->set_type(value->type());
@@ -156,7 +155,7 @@ Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* p
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
                               bool updates) {
   Value* place =
-      options_.logical_shards > 0
+      plan_.is_ordered()
           ? graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}))
           : Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
   const char* names[] = {"caesura.loss", "caesura.count"};
@@ -207,7 +206,7 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
 
 bool UpdateWriter::IsRankPart(int trained) const {
   const auto& parts = options_.rank_parts;
-  return options_.bucket_bytes > 0 &&
+  return plan_.has_others() &&
          std::find(parts.begin(), parts.end(), program_.parameters[trained]) != parts.end();
 }
 
@@ -227,7 +226,7 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
   if (parts.empty()) return Act("GlobalNorm", whole, {}, 1)->output(0);
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* square = SquareOfNorm(parts);
-  collectives_.AllReduce({&square}, options_.bucket_bytes);
+  collectives_.AllReduce({&square}, plan_.bucket_bytes);
   if (!whole.empty()) square = Op("Add", {square, SquareOfNorm(whole)}, wide);
   const bool is_wide = NormDType(parts) == DType::kFloat64 || NormDType(whole) == DType::kFloat64;
   return As(Op("Sqrt", {square}, wide), is_wide ? DType::kFloat64 : DType::kFloat32);
@@ -235,10 +234,9 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
 
 Value* UpdateWriter::MeanFactor() {
   if (mean_factor_ != nullptr) return mean_factor_;
-  if (options_.accumulation_steps == 0)
+  if (micro_steps_ == 0)
     return graph_.AddInput(kGradientFactorInput, ValueType::Tensor(DType::kFloat64, Shape{}));
-  const int count =
-      options_.logical_shards > 0 ? options_.logical_shards : options_.accumulation_steps;
+  const int count = plan_.is_ordered() ? plan_.logical_shards : micro_steps_;
   return graph_.AddInitializer("caesura.gradient_factor", Tensor::Scalar<double>(1.0 / count));
 }
 
@@ -249,7 +247,7 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   if (rank_share_ != nullptr && mean_factor_ == nullptr)
     factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
-  const bool is_known = norm_ != nullptr && options_.accumulation_steps == 1;
+  const bool is_known = norm_ != nullptr && micro_steps_ == 1;
   Value* norm = is_known ? norm_ : Norm(gradients);
   AttributeMap attributes;
   if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
@@ -325,9 +323,9 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
-  const bool agrees = options_.bucket_bytes > 0 && options_.commit == CommitMode::kLate;
+  const bool agrees = plan_.has_others() && options_.commit == CommitMode::kLate;
   if (agrees) step = collectives_.Agreed(step);
-  if (options_.accumulation_steps == 1) step = Checked(step);  // otherwise Accumulate has checked
+  if (micro_steps_ == 1) step = Checked(step);  // otherwise Accumulate has checked
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   if (buckets_.empty()) {
     for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
@@ -367,13 +365,13 @@ Status UpdateWriter::CheckSharding(const StepOptions& options,
       "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
 }
 
-Status UpdateWriter::CheckRankParts(const StepOptions& options,
+Status UpdateWriter::CheckRankParts(const StepOptions& options, const RankPlan& plan,
                                     const std::vector<std::string>& trainable) {
   for (const std::string& name : options.rank_parts) {
     if (std::find(trainable.begin(), trainable.end(), name) != trainable.end()) continue;
     return InvalidArgument("rank_parts: expected trained parameters, got '" + name + "'");
   }
-  if (options.shard_ranks > 0 || options.logical_shards > 0) {
+  if (plan.divides_state || plan.is_ordered()) {
     return Unsupported(
         "rank_parts: parameters of which each rank has its own part need shard = 0 and "
         "logical_shards = 0, since their gradients are not summed over the ranks");
@@ -410,7 +408,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   std::vector<std::vector<Value*>> values;
   std::vector<BucketLayout> layouts;
   const auto buckets = options_.shard_buckets.empty()
-                           ? collectives_.Buckets(trained, kinds, options_.bucket_bytes)
+                           ? collectives_.Buckets(trained, kinds, plan_.bucket_bytes)
                            : GivenBuckets();
   for (const auto& indices : buckets) {
     Group group = groups[kinds[indices.front()]];
@@ -424,7 +422,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
       values.back().push_back(trained[i]);
     }
     const DType dtype = trained[indices.front()]->dtype();
-    layouts.emplace_back(std::move(elements), dtype, options_.shard_ranks);
+    layouts.emplace_back(std::move(elements), dtype, plan_.ranks);
     std::vector<std::string> states;
     for (const OptimizerState& state : DescribeUpdate(group.optimizer).states)
       states.push_back("optimizer." + state.name);

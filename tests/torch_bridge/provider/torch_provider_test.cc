@@ -272,7 +272,7 @@ TEST(TorchProviderTest, AReplayedStepSaysWhereItParts) {
   const testing::TemporaryFolder folder;
   const auto ours = session_on(MakeCpuProvider());
   const auto its = session_on(WithOurs());
-  ours->SuspendAt(0);
+  ours->control().SuspendAt(0);
   ASSERT_EQ(ours->Step(feeds).status().code(), StatusCode::kSuspended);
   ASSERT_TRUE(ours->Save(folder.path("step")).ok());
   ASSERT_TRUE(its->Restore(folder.path("step")).ok());

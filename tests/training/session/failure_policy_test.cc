@@ -141,18 +141,18 @@ TEST_F(FailurePolicies, AStepThatIsDoneAgainByItsCallerDrawsTheSameNumbers) {
     EXPECT_FALSE(Step(1).ok());
   });
   expect_step([&] {
-    session_->set_terminate(true);
+    session_->control().set_terminate(true);
     EXPECT_EQ(Step(1).status().code(), StatusCode::kCancelled);
-    session_->set_terminate(false);
+    session_->control().set_terminate(false);
   });
   expect_step([&] {  // given up
-    session_->SuspendAt(5);
+    session_->control().SuspendAt(5);
     EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
     EXPECT_TRUE(session_->DropStep().ok());
   });
   session_->progress().next_seed = 77;
   undisturbed_->progress().next_seed = 77;
-  session_->SuspendAt(5);
+  session_->control().SuspendAt(5);
   EXPECT_EQ(Step(1).status().code(), StatusCode::kSuspended);
   session_->progress().next_seed = 78;  // of the step after the one that waits
   EXPECT_EQ(session_->ResumeStep().value(), undisturbed_->Step(real_.batches[1]).value());

@@ -53,8 +53,8 @@ TEST_P(MeanOverTokens, IsThatOfTheWholeBatch) {
         const auto session = RankSession(real, c, [&](TrainingOptions& options) {
           options.step.accumulation_steps = one.accumulate;
           options.step.mean_over = mean;
-          options.shard = one.shard;
-          options.logical_shards = one.logical_shards;
+          options.ranks.shard = one.shard;
+          options.ranks.logical_shards = one.logical_shards;
         });
         bool is_near = true, is_far = false;
         for (int u = 0; u < kSteps; ++u) {

@@ -62,7 +62,7 @@ TEST(Ranks, AnySizeOfBucketGivesTheSameBits) {
   const RealModel real = CharGpt();
   const Values want = TrainOnRanks(real, kModels[1], 2, 3, nullptr);
   for (const int64_t bytes : {1, 300, 1 << 30}) {
-    const auto edit = [bytes](TrainingOptions& options) { options.bucket_bytes = bytes; };
+    const auto edit = [bytes](TrainingOptions& options) { options.ranks.bucket_bytes = bytes; };
     EXPECT_TRUE(SameBits(TrainOnRanks(real, kModels[1], 2, 3, nullptr, edit), want)) << bytes;
   }
 }
@@ -116,7 +116,7 @@ TEST(Ranks, WithOtherProgramsAreRefused) {
   RunRanks(3, [&](Communicator& c) {
     RealModel real = Mlp();
     if (c.rank() == 2) real.options.step.clip_norm = 1;
-    real.options.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
+    real.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
     const auto session = TrainingSession::Create(std::move(real.model), real.options);
     ASSERT_FALSE(session.ok());
     EXPECT_THAT(session.status().message(), HasSubstr("the step of rank 2 is another one"));
@@ -244,13 +244,13 @@ TEST(Ranks, ASuspensionIsAgreed) {
     const auto session = RankSession(real, c);
     const NamedValues part = PartOf(kModels[0].batch(1), c);
     ASSERT_TRUE(session->Step(part).ok());
-    if (c.rank() == 1) session->set_suspend(true);
+    if (c.rank() == 1) session->control().set_suspend(true);
     ASSERT_TRUE(session->Step(part).ok());  // all ranks learn it at the end of this one
     const auto stopped = session->Step(part);
     EXPECT_EQ(stopped.status().code(), StatusCode::kSuspended);
     EXPECT_FALSE(session->suspended());
     EXPECT_EQ(session->progress().updates, 2);
-    session->set_suspend(false);
+    session->control().set_suspend(false);
     EXPECT_TRUE(session->Step(part).ok());
   });
 }
@@ -261,12 +261,12 @@ TEST(Ranks, ADeadlineIsAgreed) {
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c);
     const NamedValues part = PartOf(kModels[0].batch(1), c);
-    if (c.rank() == 1) session->set_deadline(std::chrono::steady_clock::now());
+    if (c.rank() == 1) session->control().set_deadline(std::chrono::steady_clock::now());
     ASSERT_TRUE(session->Step(part).ok());
     EXPECT_EQ(session->Step(part).status().code(), StatusCode::kSuspended);
-    EXPECT_FALSE(session->suspend());
-    if (c.rank() == 1) session->set_deadline(std::nullopt);
-    else session->set_suspend(false);
+    EXPECT_FALSE(*session->control().suspend_flag());
+    if (c.rank() == 1) session->control().set_deadline(std::nullopt);
+    else session->control().set_suspend(false);
     ASSERT_TRUE(session->Step(part).ok());
     EXPECT_TRUE(session->Step(part).ok());
   });
@@ -277,7 +277,7 @@ TEST(Ranks, SuspendAtIsRefusedForOneStep) {
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c);
     const NamedValues part = PartOf(kModels[0].batch(1), c);
-    session->SuspendAt(3);
+    session->control().SuspendAt(3);
     EXPECT_THAT(session->Step(part).status().message(), HasSubstr("SuspendAt"));
     EXPECT_TRUE(session->Step(part).ok());
   });
@@ -290,7 +290,7 @@ TEST(Ranks, ACancelledRankEndsTheStepOfTheOthers) {
     const NamedValues part = PartOf(kModels[0].batch(1), c);
     ASSERT_TRUE(session->Step(part).ok());
     const Values before = ParametersOf(*session);
-    if (c.rank() == 1) session->set_terminate(true);
+    if (c.rank() == 1) session->control().set_terminate(true);
     const auto ended = session->Step(part);
     EXPECT_EQ(ended.status().code(),
               c.rank() == 1 ? StatusCode::kCancelled : StatusCode::kRankFailure);
@@ -302,7 +302,7 @@ TEST(Ranks, ALateRankIsAnError) {
   const RealModel real = Mlp();
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c, [](TrainingOptions& options) {
-      options.rank_timeout = std::chrono::milliseconds(200);
+      options.ranks.timeout = std::chrono::milliseconds(200);
     });
     const NamedValues part = PartOf(kModels[0].batch(1), c);
     ASSERT_TRUE(session->Step(part).ok());
@@ -317,7 +317,7 @@ TEST(Ranks, OptionsThatDoNotFitAreRefused) {
   const auto refused = [](const std::function<void(TrainingOptions&)>& edit) {
     auto ranks = LocalCommunicators(2);
     RealModel real = Mlp();
-    real.options.communicator = std::move(ranks[0]);
+    real.options.ranks.communicator = std::move(ranks[0]);
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };
@@ -328,12 +328,12 @@ TEST(Ranks, OptionsThatDoNotFitAreRefused) {
               HasSubstr("only without accumulation"));
   EXPECT_THAT(refused([](TrainingOptions& o) {
                 o.step.exchange_dtype = DType::kBFloat16;
-                o.shard = 1;
+                o.ranks.shard = 1;
               }),
               HasSubstr("expected shard 0"));
   EXPECT_THAT(refused([](TrainingOptions& o) {
                 o.step.exchange_dtype = DType::kBFloat16;
-                o.logical_shards = 2;
+                o.ranks.logical_shards = 2;
               }),
               HasSubstr("would depend on the number of ranks"));
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.exchange_dtype = DType::kFloat16; }),

@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void Shard(TrainingOptions& options) { options.shard = 1; }
+void Shard(TrainingOptions& options) { options.ranks.shard = 1; }
 
 struct RankEnd {
   std::vector<double> losses;
@@ -30,7 +30,7 @@ RankEnd TrainRanks(const RealModel& real, const NamedModel& model, int ranks, in
   std::vector<RankEnd> ends(ranks);
   RunRanks(ranks, [&](Communicator& c) {
     const auto session =
-        RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
+        RankSession(real, c, [&](TrainingOptions& options) { options.ranks.shard = shard; });
     RankEnd& own = ends[c.rank()];
     const int steps = std::max(1, real.options.step.accumulation_steps);
     for (int s = 0; s < updates * steps; ++s) {
@@ -99,9 +99,9 @@ TEST(Shards, DividedAccumulators) {
   ExpectClose(TrainRanks(real, kModels[0], 4, 4, 2), TrainRanks(real, kModels[0], 4, 4, 0), 1e-5);
   const TemporaryFolder folder;
   RunRanks(2, [&](Communicator& c) {
-    const auto two = [](TrainingOptions& options) { options.shard = 2; };
+    const auto two = [](TrainingOptions& options) { options.ranks.shard = 2; };
     const auto session = RankSession(real, c, two), whole = RankSession(real, c);
-    const RankMemory told = session->MemoryOfRank(), undivided = whole->MemoryOfRank();
+    const RankMemory told = session->ranks().Memory(), undivided = whole->ranks().Memory();
     EXPECT_LT(told.gradients, undivided.gradients);
     const NamedValues part = PartOf(kModels[0].batch(1), c);
     for (int s = 0; s < 4; ++s) ASSERT_TRUE(session->Step(part).ok());
@@ -152,7 +152,7 @@ TEST(Shards, OneRanksOverflowSkipsTheUpdateOnAll) {
 Checkpoint SavedBy(const RealModel& real, int ranks, int shard, const std::string& path) {
   RunRanks(ranks, [&](Communicator& c) {
     const auto session =
-        RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
+        RankSession(real, c, [&](TrainingOptions& options) { options.ranks.shard = shard; });
     for (uint32_t u = 0; u < 3; ++u)
       ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(u), c)).ok());
     if (shard == 0 && c.rank() > 0) return;
@@ -187,7 +187,7 @@ TEST(Shards, AnyNumberOfRanksReadsACheckpoint) {
       const std::string again = folder.path("again" + std::to_string(ranks));
       RunRanks(ranks, [&](Communicator& c) {
         const auto session =
-            RankSession(real, c, [&](TrainingOptions& options) { options.shard = shard; });
+            RankSession(real, c, [&](TrainingOptions& options) { options.ranks.shard = shard; });
         ASSERT_TRUE(session->Restore(folder.path("divided")).ok());
         EXPECT_EQ(session->progress().updates, 3);
         if (shard == 1) {
@@ -258,10 +258,10 @@ TEST(Shards, MemoryIsToldBeforeTheFirstStepAndKept) {
   constexpr int64_t kBucket = 1 << 18;
   RunRanks(4, [&](Communicator& c) {
     const auto session = RankSession(real, c, [](TrainingOptions& options) {
-      options.shard = 1;
-      options.bucket_bytes = kBucket;
+      options.ranks.shard = 1;
+      options.ranks.bucket_bytes = kBucket;
     });
-    const RankMemory told = session->MemoryOfRank();
+    const RankMemory told = session->ranks().Memory();
     size_t count = 0, largest = 0;
     for (const std::string& name : session->parameters().Names()) {
       const Tensor tensor = session->parameters().Get(name).value();
@@ -290,7 +290,7 @@ TEST(Shards, AStepThatFailsBeforeTheAgreementChangesNothingAndIsDoneAgain) {
     auto provider = std::make_shared<FailingProvider>(TrainingCpu());
     provider->FailAt(-1);
     const auto session = RankSession(real, c, [&](TrainingOptions& options) {
-      options.shard = 1;
+      options.ranks.shard = 1;
       options.providers = {provider};
     });
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
@@ -333,7 +333,7 @@ TEST_P(ShardFailures, LeaveNoMixture) {
       auto provider = std::make_shared<FailingProvider>(TrainingCpu());
       provider->FailAt(-1);
       const auto session = RankSession(real, c, [&](TrainingOptions& options) {
-        options.shard = 1;
+        options.ranks.shard = 1;
         options.providers = {provider};
         options.undo = undo;
       });
@@ -402,8 +402,8 @@ TEST(Shards, OptionsThatDoNotFitAreRefused) {
   const auto refused = [](const std::function<void(TrainingOptions&)>& edit) {
     auto ranks = LocalCommunicators(2);
     RealModel real = Mlp();
-    real.options.communicator = std::move(ranks[0]);
-    real.options.shard = 1;
+    real.options.ranks.communicator = std::move(ranks[0]);
+    real.options.ranks.shard = 1;
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };
@@ -414,13 +414,13 @@ TEST(Shards, OptionsThatDoNotFitAreRefused) {
   }
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.keep_gradients = true; }),
               HasSubstr("keep_gradients needs shard = 0"));
-  EXPECT_THAT(refused([](TrainingOptions& o) { o.shard = 3; }), HasSubstr("fully_shard"));
-  EXPECT_THAT(refused([](TrainingOptions& o) { o.shard = -1; }), HasSubstr("expected 0"));
+  EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = 3; }), HasSubstr("fully_shard"));
+  EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = -1; }), HasSubstr("expected 0"));
 }
 
 TEST(Shards, OfOneRankAreWhole) {
   RealModel real = Mlp();
-  real.options.shard = 1;
+  real.options.ranks.shard = 1;
   RealModel copy = real.Clone();
   const auto session = TrainingSession::Create(std::move(copy.model), copy.options).value();
   ASSERT_TRUE(session->Step(kModels[0].batch(1)).ok());

@@ -220,7 +220,7 @@ TEST(UpdatePlacement, StepsStopAnywhere) {
     for (size_t at = 0; at < steps; at += Every(3)) {
       SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));
       ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
-      first->SuspendAt(static_cast<int>(at));
+      first->control().SuspendAt(static_cast<int>(at));
       ASSERT_EQ(first->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
       ASSERT_TRUE(first->Save(folder.path("step")).ok());
       const auto restored = second->Restore(folder.path("step"));
@@ -245,7 +245,7 @@ TEST(UpdatePlacement, DroppedStepsAreUndone) {
   const int steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
   const Values before = Everything(*session, names);
   for (const int at : {steps / 2, steps - 1}) {
-    session->SuspendAt(at);
+    session->control().SuspendAt(at);
     ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
     if (at == steps - 1) {
       EXPECT_FALSE(SameBits(Everything(*session, names), before));

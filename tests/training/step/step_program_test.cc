@@ -33,7 +33,7 @@ class StepPrograms : public ::testing::Test {
     options_.optimizer = Sgd{.momentum = 0.5};
   }
   Result<StepProgram> Build(bool with_update = true) {
-    auto program = BuildStepProgram(model_, {"w", "b"}, options_, with_update);
+    auto program = BuildStepProgram(model_, {"w", "b"}, options_, with_update, ranks_);
     if (program.ok()) {
       EXPECT_TRUE(program->graph->SortTopologically().ok());
       EXPECT_TRUE(CheckGraph(*program->graph).ok()) << CheckGraph(*program->graph).ToString();
@@ -60,6 +60,7 @@ class StepPrograms : public ::testing::Test {
 
   Model model_;
   StepOptions options_;
+  RankPlan ranks_;
 };
 
 TEST_F(StepPrograms, TakeABatchAndHandOutTheLoss) {
@@ -124,7 +125,7 @@ TEST_F(StepPrograms, FeedCoefficients) {
 }
 
 TEST_F(StepPrograms, ExchangeGradientsAmongRanks) {
-  options_.bucket_bytes = 1 << 20;
+  ranks_.ranks = 2;
   const StepProgram program = Build().value();
   EXPECT_GE(Count(program, "CollectiveStart"), 1);
   EXPECT_EQ(Count(program, "CollectiveStart"), Count(program, "CollectiveWait"));
@@ -147,11 +148,11 @@ TEST_F(StepPrograms, EarlyCommitKnowsNoLaterGradients) {
 }
 
 TEST_F(StepPrograms, OtherOptionsThatDoNotFit) {
-  options_.bucket_bytes = 1;
+  ranks_.ranks = 2;
   options_.exchange_dtype = DType::kFloat16;
   EXPECT_THAT(Refusal(), HasSubstr("exchange_dtype: expected bfloat16 or none, got float16"));
   options_.exchange_dtype = DType::kBFloat16;
-  options_.logical_shards = 2;
+  ranks_.logical_shards = 2;
   EXPECT_THAT(Refusal(), HasSubstr("logical_shards needs none"));
   EXPECT_THAT(PrecisionByName("fp8").status().message(), HasSubstr("none of fp32, bf16, fp16"));
   EXPECT_EQ(PrecisionByName("bf16").value(), DType::kBFloat16);

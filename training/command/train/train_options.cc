@@ -369,7 +369,7 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   if (!options.exchange_dtype.empty()) {
     ASSIGN_OR_RETURN(out.step.exchange_dtype, PrecisionByName(options.exchange_dtype));
   }
-  out.bucket_bytes = options.bucket_bytes;
+  out.ranks.bucket_bytes = options.bucket_bytes;
   out.step.accumulation_steps = options.accumulate;
   out.step.trainable = options.trainable;
   out.step.frozen = options.frozen;
@@ -379,8 +379,8 @@ Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t
   out.threads = options.threads;
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
   out.memory_budget = options.memory_budget;
-  out.shard = options.shard;
-  out.logical_shards = options.logical_shards;
+  out.ranks.shard = options.shard;
+  out.ranks.logical_shards = options.logical_shards;
   out.step.refuse_nonfinite = options.refuse_nonfinite;
   return out;
 }

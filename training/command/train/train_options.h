@@ -47,7 +47,7 @@ struct TrainOptions {
   int threads = 0;
   int nproc = 1, shard = 0, logical_shards = 0;
   std::string mean_over = "batches", exchange_dtype;
-  int64_t bucket_bytes = TrainingOptions().bucket_bytes;
+  int64_t bucket_bytes = RankOptions().bucket_bytes;
   ProviderChoice provider;
   // files
   std::string checkpoint, record, best, output, log, report, tensorboard;

@@ -126,7 +126,7 @@ Status Trainer::PrepareSession(Model model, std::optional<StepOptions> exported)
                    MakeTrainingOptions(options_, total_, data_.text != nullptr));
   const bool has_state = exported.has_value();
   if (has_state) training.step = *std::move(exported);
-  training.communicator = ranks_;
+  training.ranks.communicator = ranks_;
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
   if (!has_state) return {};
   RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
@@ -210,7 +210,7 @@ Status Trainer::OpenLog() {
 
 void Trainer::PrintRanks() const {
   constexpr double kMiB = 1 << 20;
-  const RankMemory memory = session_->MemoryOfRank();
+  const RankMemory memory = session_->ranks().Memory();
   std::printf(
       "; %d ranks, each with %.1f MiB (parameters %.1f, gradients %.1f, optimizer state %.1f) and "
       "activations",
@@ -240,14 +240,14 @@ void Trainer::PrintHead() {
 }
 
 int64_t Trainer::MicroSteps() const {
-  return options_.logical_shards > 0 ? options_.logical_shards / session_->ranks()
+  return options_.logical_shards > 0 ? options_.logical_shards / session_->ranks().plan().ranks
                                      : options_.accumulate;
 }
 
 std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch, int64_t micro_step) const {
   const bool ordered = options_.logical_shards > 0;
   const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
-  const int64_t parts = ordered ? options_.logical_shards : session_->ranks();
+  const int64_t parts = ordered ? options_.logical_shards : session_->ranks().plan().ranks;
   const int64_t part = ordered ? rank * MicroSteps() + micro_step : rank;
   const size_t size = batch.size() / static_cast<size_t>(parts);
   return batch.subspan(size * static_cast<size_t>(part), size);
@@ -282,7 +282,7 @@ Result<double> Trainer::Update() {
 
 // The refused step has changed nothing: it is begun once more, and written before its first node.
 Status Trainer::Record(const NamedValues& feeds, const Status& refused) {
-  session_->SuspendAt(0);
+  session_->control().SuspendAt(0);
   const Status stopped = session_->Step(feeds).status();
   if (stopped.code() != StatusCode::kSuspended) return stopped;
   RETURN_IF_ERROR(Save(options_.record));
@@ -453,7 +453,7 @@ Status Trainer::Train(const volatile std::sig_atomic_t* stop) {
   Status status = unrecorded_loss_ ? AfterUpdate(*unrecorded_loss_) : Status();
   while (status.ok() && session_->progress().updates < total_) {
     if (*stop != 0 && ranks_ == nullptr) break;
-    if (*stop != 0) session_->set_suspend(true);  // all ranks end after the same update
+    if (*stop != 0) session_->control().set_suspend(true);  // all ranks end after the same update
     const int64_t before = session_->progress().updates;
     const Result<double> loss = Update();
     status = loss.status();

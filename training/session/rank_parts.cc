@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training session whose optimizer state is divided among the ranks.
+// The memory of a rank, and its parts of optimizer state that is divided among the ranks.
 #include <algorithm>
 #include <cassert>
 #include <cstring>
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "training/session/training_session.h"
+#include "training/session/rank_group.h"
 
 namespace caesura {
 namespace {
@@ -22,51 +22,39 @@ void Copy(const Tensor& from, int64_t first, const Tensor& to, int64_t at, int64
   std::memcpy(At(to, at), At(from, first), static_cast<size_t>(count) * DTypeSize(from.dtype()));
 }
 
-}  // namespace
-
-Status TrainingSession::CheckShardOption() const {
-  if (options_.shard == 3) {
-    return Unsupported(
-        "shard = 3: parameters are whole on each rank; PyTorch's fully_shard(module) divides them, "
-        "too");
-  }
-  if (options_.shard < 0 || options_.shard > 2)
-    return InvalidArgument("shard: expected 0, 1 or 2, got " + std::to_string(options_.shard));
-  if (options_.shard == 0 || ranks() == 1) return {};
-  if (communicator()->device().is_host()) return {};
-  return Unsupported("shard: parts of the state are exchanged in host memory, but '" +
-                     communicator()->name() + "' exchanges that of " +
-                     communicator()->device().ToString());
+const Tensor& TensorOf(const ParameterSet& set, const std::string& name) {
+  return set.tensor(set.Find(name));
 }
 
-RankMemory TrainingSession::MemoryOfRank() const {
-  const ParameterSet& set = parameters_->set();
+}  // namespace
+
+RankMemory RankGroup::Memory() const {
+  const ParameterSet& set = parameters_.set();
   RankMemory memory;
-  const bool several = ranks() > 1;
   size_t exchanged = 0, largest_gradient = 0;
   for (int i = 0; i < set.size(); ++i) {
     const size_t bytes = set.tensor(i).bytes();
-    if (i < parameters_->trained() + parameters_->statistics()) memory.parameters += bytes;
-    else if (parameters_->IsAccumulator(i)) memory.gradients += bytes;
+    if (i < parameters_.trained() + parameters_.statistics()) memory.parameters += bytes;
+    else if (parameters_.IsAccumulator(i)) memory.gradients += bytes;
     else memory.optimizer_state += bytes;
-    if (i >= parameters_->trained()) continue;
+    if (i >= parameters_.trained()) continue;
     largest_gradient = std::max(largest_gradient, bytes);
     // An ordered sum takes room for the parts of all ranks.
-    const size_t copies = sharded() ? 0 : ordered() && several ? 2 : 1;
+    const size_t copies = is_divided() ? 0 : plan_.is_ordered() && plan_.has_others() ? 2 : 1;
     exchanged += copies * bytes;
-    if (several && options_.step.exchange_dtype != DType::kUndefined)
+    if (plan_.has_others() && options_.step.exchange_dtype != DType::kUndefined)
       exchanged +=
           DTypeSize(options_.step.exchange_dtype) * static_cast<size_t>(set.tensor(i).elements());
   }
-  if (several && options_.step.commit == CommitMode::kEagerConsume) {
+  if (plan_.has_others() && options_.step.commit == CommitMode::kEagerConsume) {
     // Two buckets are exchanged and a third one is filled while the next gradient is computed. A
     // bucket exceeds its size by its last gradient.
-    const size_t bucket = static_cast<size_t>(options_.bucket_bytes) + largest_gradient;
+    const size_t bucket = static_cast<size_t>(plan_.bucket_bytes) + largest_gradient;
     exchanged = std::min(exchanged, 3 * bucket + largest_gradient);
   }
   memory.gradients += exchanged;
   size_t largest = 0, second = 0;  // one bucket is exchanged while the next one is filled
-  for (const ParameterShard& shard : parameters_->shards()) {
+  for (const ParameterShard& shard : parameters_.shards()) {
     const size_t size = DTypeSize(shard.dtype);
     memory.gradients += size * static_cast<size_t>(shard.layout.part());
     const size_t block = size * static_cast<size_t>(shard.layout.all());
@@ -77,8 +65,12 @@ RankMemory TrainingSession::MemoryOfRank() const {
   return memory;
 }
 
-Status TrainingSession::CheckParts(std::span<const int64_t> updates,
-                                   std::span<const int64_t> state_ranks) const {
+bool RankGroup::has_divided_sums() const {
+  return is_divided() && plan_.divides_sums && progress_.micro_steps_to_update != 1;
+}
+
+Status RankGroup::CheckParts(const std::vector<int64_t>& updates,
+                             const std::vector<int64_t>& state_ranks) const {
   for (size_t r = 0; r < updates.size(); ++r) {
     const bool has_part = state_ranks[r] == static_cast<int64_t>(r);
     if (has_part && updates[r] >= 0 && updates[r] == updates[0]) continue;
@@ -90,35 +82,47 @@ Status TrainingSession::CheckParts(std::span<const int64_t> updates,
   return {};
 }
 
-Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::string& path) const {
-  const ParameterSet& set = parameters_->set();
-  Communicator& communicator = *options_.communicator;
-  const bool writes = communicator.rank() == 0;
-  if (shards_accumulators() && progress_.accumulated() > 0) {
+Status RankGroup::Save(Checkpoint checkpoint, const std::string& path) const {
+  if (!options_.step.rank_parts.empty()) {
+    return Unsupported("rank_parts: '" + path +
+                       "' would hold this rank's part of some parameters; save each rank's "
+                       "parameters().Get() in a file of its own");
+  }
+  if (plan_.is_ordered() && progress_.accumulated() > 0) {
+    return Unsupported("logical_shards: '" + path +
+                       "' is to be saved after an update; now each rank has gradients of its own");
+  }
+  return is_divided() ? SaveParts(std::move(checkpoint), path) : SaveCheckpoint(checkpoint, path);
+}
+
+Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) const {
+  const ParameterSet& set = parameters_.set();
+  const bool writes = rank() == 0;
+  if (has_divided_sums() && progress_.accumulated() > 0) {
     return Unsupported("shard = 2: '" + path +
                        "' is to be saved after an update; now gradients are accumulated, of which "
                        "each rank has parts");
   }
-  for (const ParameterShard& shard : parameters_->shards()) {
-    for (size_t m = 0; writes && shards_accumulators() && m < shard.members.size(); ++m) {
-      const Tensor& like = set.tensor(set.Find(shard.members[m]));
+  for (const ParameterShard& shard : parameters_.shards()) {
+    for (size_t m = 0; writes && has_divided_sums() && m < shard.members.size(); ++m) {
+      const Tensor& like = TensorOf(set, shard.members[m]);
       checkpoint.optimizer_state[StateName("accumulator", shard.members[m])] =
           Tensor::Zeros(like.dtype(), like.shape());
     }
     for (const std::string& state : shard.states) {
-      const Tensor& part = set.tensor(set.Find(StateName(state, shard.name)));
+      const Tensor& part = TensorOf(set, StateName(state, shard.name));
       Tensor all = Tensor::Zeros(shard.dtype, Shape{shard.layout.all()});
       ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
-                       communicator.Start(Collective::AllGather(shard.dtype, part.raw(), all.raw(),
-                                                                shard.layout.part())));
-      const Status gathered = work->Wait(Clock::now() + RankTimeout());
+                       communicator_->Start(Collective::AllGather(shard.dtype, part.raw(),
+                                                                  all.raw(), shard.layout.part())));
+      const Status gathered = work->Wait(Deadline());
       if (!gathered.ok()) {
-        communicator.Abort(gathered.message());  // `all` ends here
+        communicator_->Abort(gathered.message());  // `all` ends here
         return gathered;
       }
       for (int m = 0; writes && m < shard.layout.tensors(); ++m) {
         const std::string& name = shard.members[m];
-        Tensor whole = Tensor::Zeros(shard.dtype, set.tensor(set.Find(name)).shape());
+        Tensor whole = Tensor::Zeros(shard.dtype, TensorOf(set, name).shape());
         Copy(all, shard.layout.offset(m), whole, 0, whole.elements());
         checkpoint.optimizer_state[StateName(state, name)] = std::move(whole);
       }
@@ -126,22 +130,21 @@ Status TrainingSession::SaveFromAllRanks(Checkpoint checkpoint, const std::strin
   }
   const Status saved = writes ? SaveCheckpoint(checkpoint, path) : Status();
   const int64_t own[] = {saved.ok() ? 1 : 0};
-  ASSIGN_OR_RETURN(const std::vector<int64_t> all,
-                   communicator.Gather(own, Clock::now() + RankTimeout()));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> all, communicator_->Gather(own, Deadline()));
   if (writes || all[0] != 0) return saved;
   return IoError("'" + path + "' is not there: rank 0 could not write it");
 }
 
-std::string TrainingSession::StateMisfits(const Checkpoint& checkpoint) const {
-  const ParameterSet& set = parameters_->set();
+std::string RankGroup::Misfits(const Checkpoint& from, bool mid_update) const {
+  const ParameterSet& set = parameters_.set();
   std::string wrong;
-  for (const ParameterShard& shard : parameters_->shards()) {
+  for (const ParameterShard& shard : parameters_.shards()) {
     for (const std::string& state : shard.states) {
       for (const std::string& name : shard.members) {
         const std::string full = StateName(state, name);
-        const Shape& shape = set.tensor(set.Find(name)).shape();
-        const auto found = checkpoint.optimizer_state.find(full);
-        if (found == checkpoint.optimizer_state.end()) {
+        const Shape& shape = TensorOf(set, name).shape();
+        const auto found = from.optimizer_state.find(full);
+        if (found == from.optimizer_state.end()) {
           wrong += "\n  '" + full + "' is missing";
         } else if (found->second.dtype() != shard.dtype || found->second.shape() != shape) {
           wrong += "\n  '" + full + "' is " + DTypeName(found->second.dtype()) +
@@ -151,19 +154,21 @@ std::string TrainingSession::StateMisfits(const Checkpoint& checkpoint) const {
       }
     }
   }
+  if (mid_update && has_divided_sums())
+    wrong += "\n  it has the accumulated gradients of one rank, which shard = 2 cannot divide";
   return wrong;
 }
 
-void TrainingSession::TakeState(const Checkpoint& checkpoint) {
-  const ParameterSet& set = parameters_->set();
-  assert(StateMisfits(checkpoint).empty());
-  if (sharded()) state_rank_ = communicator()->rank();
-  for (const ParameterShard& shard : parameters_->shards()) {
+void RankGroup::Restore(const Checkpoint& from) {
+  assert(Misfits(from, false).empty());
+  state_rank_ = rank();
+  const ParameterSet& set = parameters_.set();
+  for (const ParameterShard& shard : parameters_.shards()) {
     for (const std::string& state : shard.states) {
-      const Tensor& part = set.tensor(set.Find(StateName(state, shard.name)));
-      for (const BucketLayout::Piece& piece : shard.layout.Pieces(communicator()->rank())) {
+      const Tensor& part = TensorOf(set, StateName(state, shard.name));
+      for (const BucketLayout::Piece& piece : shard.layout.Pieces(rank())) {
         const Tensor& whole =
-            checkpoint.optimizer_state.at(StateName(state, shard.members[piece.tensor]));
+            from.optimizer_state.at(StateName(state, shard.members[piece.tensor]));
         Copy(whole, piece.first, part, piece.at, piece.last - piece.first);
       }
     }

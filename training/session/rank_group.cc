@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training/session/rank_group.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+#include "core/base/status_macros.h"
+#include "core/distributed/run_collectives.h"
+#include "core/graph/fingerprint.h"
+#include "core/plan/device_constants.h"
+#include "core/providers/cpu_provider.h"
+#include "core/providers/tensor_copy.h"
+
+namespace caesura {
+namespace {
+
+std::shared_ptr<const ExecutionProvider> ProviderOn(Device device, const ProviderList& providers) {
+  const auto found = std::find_if(providers.begin(), providers.end(),
+                                  [&](const auto& p) { return p->device() == device; });
+  return found == providers.end() ? nullptr : *found;
+}
+
+// "'NAME' exchanges that of DEVICE"
+std::string Exchanges(const Communicator& communicator) {
+  return "'" + communicator.name() + "' exchanges that of " + communicator.device().ToString();
+}
+
+// `others`: null where there are none.
+Status CheckShard(int shard, const Communicator* others) {
+  if (shard == 3) {
+    return Unsupported(
+        "shard = 3: parameters are whole on each rank; PyTorch's fully_shard(module) divides them, "
+        "too");
+  }
+  if (shard < 0 || shard > 2)
+    return InvalidArgument("shard: expected 0, 1 or 2, got " + std::to_string(shard));
+  if (shard == 0 || others == nullptr || others->device().is_host()) return {};
+  return Unsupported("shard: parts of the state are exchanged in host memory, but " +
+                     Exchanges(*others));
+}
+
+Status CheckLogicalShards(const TrainingOptions& options, const RankPlan& plan,
+                          const Communicator* others) {
+  const int shards = options.ranks.logical_shards, ranks = plan.ranks;
+  if (shards == 0) return {};
+  const std::string given = "logical_shards = " + std::to_string(shards) + ": ";
+  if (shards < 0) return InvalidArgument(given + "expected 0 (any order of sums) or more");
+  if (options.step.accumulation_steps != 1) {
+    return InvalidArgument(given +
+                           "the micro-steps of an update follow from it; expected "
+                           "accumulation_steps 1, got " +
+                           std::to_string(options.step.accumulation_steps));
+  }
+  const auto own = static_cast<unsigned>(shards / ranks);
+  if (shards % ranks != 0 || (others != nullptr && !std::has_single_bit(own))) {
+    return InvalidArgument(given + "expected " + std::to_string(ranks) +
+                           " ranks times a power of two: each rank sums its own shards in pairs");
+  }
+  if (others == nullptr) return {};
+  if (options.ranks.shard > 0) {
+    return Unsupported(given + "sums over ranks that keep parts of the state (shard = " +
+                       std::to_string(options.ranks.shard) +
+                       ") have no fixed order; expected shard 0");
+  }
+  if (others->device().is_host()) return {};
+  return Unsupported(given + "ordered sums are made in host memory, but " + Exchanges(*others));
+}
+
+}  // namespace
+
+Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* communicator,
+                           const ProviderList& providers) {
+  RankPlan plan;
+  plan.ranks = communicator == nullptr ? 1 : communicator->size();
+  plan.bucket_bytes = options.ranks.bucket_bytes;
+  plan.logical_shards = options.ranks.logical_shards;
+  const Communicator* others = plan.has_others() ? communicator : nullptr;
+  RETURN_IF_ERROR(CheckLogicalShards(options, plan, others));
+  RETURN_IF_ERROR(CheckShard(options.ranks.shard, others));
+  if (plan.bucket_bytes < 1) {
+    return InvalidArgument("bucket_bytes: expected 1 or more, got " +
+                           std::to_string(plan.bucket_bytes));
+  }
+  if (others == nullptr) return plan;
+  if (options.failures.action != OnFailure::kStop) {
+    return InvalidArgument(
+        "failures: with other ranks a failed step stops; all ranks would have to do it again");
+  }
+  plan.divides_state = options.ranks.shard > 0;
+  plan.divides_sums = options.ranks.shard == 2;
+  const Device device = others->device();
+  const auto provider = ProviderOn(device, providers);
+  if (!device.is_host() && provider == nullptr) {
+    return InvalidArgument("the communicator '" + others->name() + "' exchanges the memory of " +
+                           device.ToString() + ", where no provider of the session runs nodes");
+  }
+  plan.provider = device.is_host() ? kCpuProviderName : provider->name();
+  return plan;
+}
+
+RankGroup::RankGroup(const TrainingOptions& options, RankPlan plan, RunControl& control,
+                     SessionParameters& parameters, TrainingProgress& progress,
+                     std::shared_ptr<const ProviderFallback> providers)
+    : options_(options),
+      communicator_(options.ranks.communicator),
+      plan_(std::move(plan)),
+      control_(control),
+      parameters_(parameters),
+      progress_(progress),
+      providers_(std::move(providers)) {
+  if (plan_.has_others()) state_rank_ = rank();
+}
+
+uint64_t RankGroup::Fingerprint(const Graph& update) const {
+  Hash hash;
+  for (const auto& node : parameters_.model().graph->nodes()) MixNode(hash, *node);
+  for (const auto& node : update.nodes()) {
+    if (node->phase() != Phase::kOptimizer) continue;
+    MixNode(hash, *node);
+    hash.Mix(node->inputs().size());
+  }
+  for (const std::string& name : options_.step.rank_parts) hash.Mix(name);
+  const ParameterSet& set = parameters_.set();
+  for (int i = 0; i < set.size(); ++i) {
+    const Tensor& tensor = set.tensor(i);
+    hash.Mix(set.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
+  }
+  return hash.value();
+}
+
+Status RankGroup::Join(const Graph& update) {
+  const int64_t own[] = {static_cast<int64_t>(Fingerprint(update)),
+                         parameters_.lost() ? -1 : progress_.updates, progress_.micro_steps,
+                         state_rank_};
+  constexpr size_t kWords = std::size(own);
+  ASSIGN_OR_RETURN(const std::vector<int64_t> all, communicator_->Gather(own, Deadline()));
+  std::string strangers;
+  size_t root = 0;
+  std::vector<int64_t> updates, state_ranks;
+  for (size_t r = 0; r < all.size() / kWords; ++r) {
+    updates.push_back(all[r * kWords + 1]);
+    state_ranks.push_back(all[r * kWords + 3]);
+    if (all[r * kWords] != all[0]) strangers += (strangers.empty() ? "" : ", ") + std::to_string(r);
+    if (updates[r] > updates[root]) root = r;
+  }
+  if (!strangers.empty()) {
+    return InvalidArgument(
+        "ranks train the same model with the same options, but the step of rank " + strangers +
+        " is another one than that of rank 0 (rank " + std::to_string(rank()) + " says so)");
+  }
+  if (is_divided()) RETURN_IF_ERROR(CheckParts(updates, state_ranks));
+  if (updates[root] < 0)
+    return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
+  RETURN_IF_ERROR(TakeParameters(static_cast<int>(root)));
+  state_rank_ = rank();
+  progress_.updates = updates[root];
+  progress_.micro_steps = all[root * kWords + 2];
+  return {};
+}
+
+Result<Tensor> RankGroup::OnExchangedDevice(const Tensor& tensor) const {
+  const Device device = communicator_->device();
+  if (tensor.device() == device) return tensor;
+  const ProviderList providers = providers_->providers();
+  ASSIGN_OR_RETURN(Tensor here, ToHost(tensor, providers));
+  if (device.is_host()) return here;
+  const std::shared_ptr<const ExecutionProvider> provider = ProviderOn(device, providers);
+  if (provider == nullptr) return Internal("no provider on the communicator's device");
+  ASSIGN_OR_RETURN(Tensor there, CopyToDevice(here, *provider));
+  RETURN_IF_ERROR(provider->Synchronise());
+  return there;
+}
+
+bool RankGroup::IsRankPart(int parameter) const {
+  std::string name = parameters_.set().name(parameter);
+  if (parameter >= parameters_.trained() + parameters_.statistics()) {
+    // "accumulator.NAME", "optimizer.STATE.NAME"
+    const int prefixes = parameters_.IsAccumulator(parameter) ? 1 : 2;
+    for (int i = 0; i < prefixes; ++i) name = name.substr(name.find('.') + 1);
+  }
+  const std::vector<std::string>& parts = options_.step.rank_parts;
+  return std::find(parts.begin(), parts.end(), name) != parts.end();
+}
+
+Status RankGroup::TakeParameters(int root) {
+  std::vector<Tensor> exchanged;
+  std::vector<int> taken;
+  Status status;
+  for (int i = 0; i < parameters_.whole() && status.ok(); ++i) {
+    if (IsRankPart(i)) continue;
+    Result<Tensor> tensor = OnExchangedDevice(parameters_.set().tensor(i));
+    status = tensor.status();
+    if (!status.ok()) break;
+    exchanged.push_back(*std::move(tensor));
+    taken.push_back(i);
+  }
+  std::vector<std::unique_ptr<Work>> works;
+  for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
+    const Tensor& tensor = exchanged[i];
+    auto work = communicator_->Start(
+        Collective::Broadcast(tensor.dtype(), tensor.raw(), tensor.elements(), root));
+    status = work.status();
+    if (status.ok()) works.push_back(*std::move(work));
+  }
+  for (const auto& work : works) {
+    if (status.ok()) status = work->Wait(Deadline());
+  }
+  for (size_t i = 0; i < exchanged.size() && status.ok(); ++i) {
+    const Tensor& own = parameters_.set().tensor(taken[i]);
+    if (own.device() != exchanged[i].device())
+      status = CopyElements(exchanged[i], own, providers_->providers());
+  }
+  parameters_.ForRun().TouchAll();
+  if (status.ok()) return {};
+  parameters_.set_lost(std::vector<std::string>());  // some are those of another rank
+  communicator_->Abort(status.message());
+  return status;
+}
+
+Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
+  const int ranks = communicator == nullptr ? 1 : communicator->size();
+  if (!options_.step.rank_parts.empty()) {
+    return Unsupported(
+        "rank_parts: each rank has its own part of parameters, and the part of a lost rank is "
+        "gone: make a session again, and set the last parameters");
+  }
+  if (options_.ranks.shard > 0 && ranks != plan_.ranks) {
+    return InvalidArgument(
+        "the optimizer state is divided among " + std::to_string(plan_.ranks) +
+        " ranks, and the part of a rank that was lost is gone: make a session for these " +
+        std::to_string(ranks) +
+        " and Restore the last checkpoint, which any number of ranks reads");
+  }
+  if (plan_.is_ordered() && ranks != plan_.ranks) {
+    return InvalidArgument("the " + std::to_string(plan_.logical_shards) +
+                           " logical shards are divided among " + std::to_string(plan_.ranks) +
+                           " ranks: Save, make a session for " + std::to_string(ranks) +
+                           " and Restore there");
+  }
+  ASSIGN_OR_RETURN(plan_, PlanRanks(options_, communicator.get(), providers_->providers()));
+  communicator_ = std::move(communicator);
+  if (plan_.has_others() && state_rank_ < 0) state_rank_ = rank();
+  control_.set_rank_asked(false);
+  return {};
+}
+
+Status RankGroup::BeginStep(RunOptions& run) {
+  if (control_.rank_asked()) return Suspended("no step has begun: a rank was asked to suspend");
+  if (control_.TakeSuspendAt() != INT_MAX)
+    return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
+  if (!plan_.is_ordered()) {  // each rank draws random numbers of its own
+    run.seed = run.seed.value_or(0) + static_cast<uint64_t>(rank()) * 0x9e3779b97f4a7c15ull;
+  } else if (!progress_.next_seed) {
+    run.step = static_cast<uint64_t>(progress_.random_step(rank()));
+  }
+  const auto timeout = options_.ranks.timeout.value_or(communicator_->timeout());
+  collectives_ = std::make_shared<RunCollectives>(*communicator_, timeout, control_.suspend_flag());
+  collectives_->Share(progress_.loss_sum);
+  if (control_.deadline() && Clock::now() >= *control_.deadline()) collectives_->RaiseFlag();
+  run.collectives = collectives_;
+  return {};
+}
+
+void RankGroup::EndStep(const RunResult& result) {
+  const std::shared_ptr<RunCollectives> collectives = std::exchange(collectives_, nullptr);
+  if (collectives == nullptr) return;  // a step of a checkpoint, which began alone
+  if (collectives->flag_raised()) control_.set_rank_asked(true);
+  // The losses of this update's other micro-steps: their mean over the ranks, too.
+  if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / plan_.ranks;
+  if (result.status.ok()) return;
+  // After Agree all ranks have the same gradients, and refuse them for the same reason.
+  const bool refused = result.status.code() == StatusCode::kInvalidArgument;
+  if (collectives->agreed() && refused) return;
+  // The others have done the step. With divided state they may not have: CheckParts decides.
+  if (collectives->agreed() && !is_divided() && !parameters_.lost())
+    parameters_.set_lost(std::vector<std::string>());
+  communicator_->Abort(result.status.message());
+}
+
+}  // namespace caesura
