@@ -35,9 +35,9 @@ std::unique_ptr<TrainingSession> Session(const std::string& path) {
 // The largest difference of gradients, as a share of the largest gradient.
 double Difference(const TrainingSession& a, const TrainingSession& b) {
   double worst = 0, largest = 0;
-  for (size_t i = 0; i < a.gradients().size(); ++i) {
-    const auto x = a.gradients()[i].tensor().ToVector<double>(),
-               y = b.gradients()[i].tensor().ToVector<double>();
+  for (size_t i = 0; i < a.runs().gradients().size(); ++i) {
+    const auto x = a.runs().gradients()[i].tensor().ToVector<double>(),
+               y = b.runs().gradients()[i].tensor().ToVector<double>();
     for (size_t k = 0; k < x.size(); ++k) {
       worst = std::max(worst, std::abs(x[k] - y[k]));
       largest = std::max(largest, std::abs(y[k]));

@@ -27,7 +27,7 @@ int main() {
     session->Step({{"x", x}, {"target", target}}).value();
   }
   const float w = session->parameters().Get("w").value().data<float>()[0];
-  const auto& nodes = session->step_graph().nodes();
+  const auto& nodes = session->runs().step_graph().nodes();
   const bool taken = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
     return node->provider() == "ReluExecutionProvider";
   });

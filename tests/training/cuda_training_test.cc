@@ -288,7 +288,7 @@ TEST_F(CudaTraining, ALostContextIsToldAndLosesTheParameters) {
     const Status status = session->Step(model.batches[1]).status();
     EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
     EXPECT_THAT(status.message(), ::testing::HasSubstr("has lost the device's context"));
-    EXPECT_FALSE(session->fallback_record());
+    EXPECT_FALSE(session->fallback().record());
     EXPECT_FALSE(session->Step(model.batches[1]).ok());
     EXPECT_FALSE(session->Save(folder.path("nothing")).ok());
     auto cpu = SessionOn(model, Cpu());
@@ -341,7 +341,7 @@ TEST_F(CudaTraining, AFailureAtAnyCallEndsOnTheCpu) {
       }
       ExpectClose(losses, wanted.losses, 1e-5, "loss");
       ExpectClose(parameters, wanted.parameters, 1e-5, "parameter");
-      fails = (*session)->fallback_record().has_value();
+      fails = (*session)->fallback().record().has_value();
       ended_on_cpu += fails;
     }
     std::printf("%s: %d steps ended on the CPU\n", call, ended_on_cpu);

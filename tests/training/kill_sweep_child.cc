@@ -37,8 +37,8 @@ int End(const std::string& model, const std::string& file, const std::string& ou
   auto session = SessionOf(real);
   const auto restored = session->Restore(file);
   if (!restored.ok()) return Fail(restored.status());
-  if (!session->StepDifferences().empty())
-    return Fail(Internal("differs: " + session->StepDifferences()[0]));
+  if (!session->runs().differences().empty())
+    return Fail(Internal("differs: " + session->runs().differences()[0]));
   std::map<std::string, Checkpoint::Property> losses;
   for (int i = 0; i < kUpdatesAfterTheKill; ++i) {
     const auto loss = i == 0 ? session->ResumeStep() : session->Step(real.batches[i]);
@@ -77,7 +77,7 @@ int Train(const std::string& file, int at) {
     for (int64_t e = 0; e < images.elements(); ++e)
       images.data<float>()[e] += static_cast<float>(noise() % 100) / 1000;
     if (n == 37 && at >= 0) session->control().SuspendAt(at);
-    const auto result = session->suspended() ? session->ResumeStep() : session->Step(batch);
+    const auto result = session->runs().suspended() ? session->ResumeStep() : session->Step(batch);
     if (result.status().code() == StatusCode::kSuspended) {
       if (const Status saved = session->Save(file, {{"batches", n}}); !saved.ok())
         return Fail(saved);

@@ -50,12 +50,13 @@ TEST_P(MixedPrecisionStep, GradientsAreNearThoseOfFloat32) {
   const auto mixed = SessionOf(real);
   const double loss = wide->Step(real.batches[0]).value();
   EXPECT_NEAR(mixed->Step(real.batches[0]).value(), loss, 0.01 * loss);
-  ASSERT_EQ(mixed->gradients().size(), wide->gradients().size());
+  ASSERT_EQ(mixed->runs().gradients().size(), wide->runs().gradients().size());
   double largest = 0;
-  for (const RuntimeValue& gradient : wide->gradients())
+  for (const RuntimeValue& gradient : wide->runs().gradients())
     largest = std::max(largest, Norm(gradient.tensor()));
-  for (size_t i = 0; i < wide->gradients().size(); ++i) {
-    const Tensor &found = mixed->gradients()[i].tensor(), &want = wide->gradients()[i].tensor();
+  for (size_t i = 0; i < wide->runs().gradients().size(); ++i) {
+    const Tensor &found = mixed->runs().gradients()[i].tensor(),
+                 &want = wide->runs().gradients()[i].tensor();
     ASSERT_EQ(found.dtype(), DType::kFloat32);
     // Some gradients are zero but for rounding: biases ahead of a norm, biases of keys.
     EXPECT_LE(Norm(found, &want), GetParam().tolerance * std::max(Norm(want), 0.1 * largest))

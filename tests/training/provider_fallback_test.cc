@@ -78,7 +78,7 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
     EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("planted failure"));
     EXPECT_EQ(faulty->calls(), k + 1);
     EXPECT_EQ(session->progress().updates, real.options.step.accumulation_steps > 1 ? 1 : 2);
-    const auto record = session->fallback_record();
+    const auto record = session->fallback().record();
     ASSERT_TRUE(record);
     EXPECT_EQ(record->provider, "faulty");
     // Every other step of those that accumulate runs another program, which is planned when it is
@@ -89,7 +89,7 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
     EXPECT_EQ(record->runs_before, k == 0 ? 2u : 1u);
     EXPECT_GT(record->shared_bytes, 1000u);  // the parameters, where they are
     EXPECT_LT(record->bytes, record->shared_bytes);
-    EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
     // Nothing goes to the provider any more, whatever is called.
     ASSERT_TRUE(session->Evaluate(real.batches[0]).ok());
     ASSERT_TRUE(session->Step(real.batches[0]).ok());
@@ -142,7 +142,7 @@ TEST(TrainingFallback, StepsThatHaveWaited) {
       ASSERT_EQ(session->Step(real.batches[1]).status().code(), StatusCode::kSuspended);
       faulty->FailAt(k);
       EXPECT_EQ(session->ResumeStep().value(), expected.losses()[1]);
-      EXPECT_TRUE(session->fallback_record());
+      EXPECT_TRUE(session->fallback().record());
     }
   }
 }
@@ -155,7 +155,7 @@ TEST(TrainingFallback, DisabledItLeavesTheStateAsItWas) {
   auto faulty = Faulty();
   real.options.providers = {faulty, TrainingCpu()};
   auto session = SessionOf(real);
-  session->DisableFallback();
+  session->fallback().set_enabled(false);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
   const Values before = expected.Everything(*session);
   for (int k : {0, 12, 22, 32}) {
@@ -167,7 +167,7 @@ TEST(TrainingFallback, DisabledItLeavesTheStateAsItWas) {
   }
   faulty->FailAt(-1);
   expected.ExpectLastStep(*session, real);
-  EXPECT_FALSE(session->fallback_record());
+  EXPECT_FALSE(session->fallback().record());
 }
 
 TEST(TrainingFallback, FailuresWhileStepsArePlanned) {
@@ -183,7 +183,7 @@ TEST(TrainingFallback, FailuresWhileStepsArePlanned) {
     auto session = SessionOf(real);
     EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses()[0]);
     expected.ExpectLastStep(*session, real);
-    EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCompile);
+    EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCompile);
   }
 }
 
@@ -225,8 +225,8 @@ TEST(TrainingFallback, CopiesThatFail) {
     }
     failing->FailAtCopy(k);
     expected.ExpectLastStep(*session, real);
-    ASSERT_TRUE(session->fallback_record()) << k;
-    EXPECT_THAT(session->fallback_record()->cause, HasSubstr("planted failure of a copy"));
+    ASSERT_TRUE(session->fallback().record()) << k;
+    EXPECT_THAT(session->fallback().record()->cause, HasSubstr("planted failure of a copy"));
   }
 }
 
@@ -239,7 +239,7 @@ TEST(TrainingFallback, TheParametersAreNotCopied) {
   faulty->FailAt(3);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
   EXPECT_EQ(session->parameters().Get("head").value().raw(), head);
-  ASSERT_TRUE(session->fallback_record());
+  ASSERT_TRUE(session->fallback().record());
   // Evaluation goes over as well, on the same bytes.
   auto cpu = SessionOf(Digits());
   ASSERT_TRUE(cpu->Step(real.batches[0]).ok());

@@ -28,7 +28,7 @@ History Train(const RealModel& given, ProviderList providers) {
   auto session = TrainingSession::Create(real.model.Clone(), real.options);
   EXPECT_TRUE(session.ok()) << session.status().ToString();
   if (!session.ok()) return out;
-  for (const auto& node : (*session)->step_graph().nodes()) {
+  for (const auto& node : (*session)->runs().step_graph().nodes()) {
     if (!node->Is(kCompiledSubgraphOp, kCaesuraDomain)) continue;
     ++(node->phase() == Phase::kForward ? out.forward_parts : out.other_parts);
   }
@@ -113,7 +113,7 @@ TEST(SubgraphTraining, TrainedParametersAreNotBakedIn) {
 
   real.options.providers = InFront(TryTestProvider().value());
   auto session = TrainingSession::Create(real.model.Clone(), real.options).value();
-  for (const auto& node : session->step_graph().nodes()) {
+  for (const auto& node : session->runs().step_graph().nodes()) {
     if (!node->Is(kCompiledSubgraphOp, kCaesuraDomain)) continue;
     const Graph& body = **node->FindAttr<std::shared_ptr<Graph>>(kCompiledBody);
     EXPECT_TRUE(body.IsGraphInput(body.FindValue("w")));

@@ -49,17 +49,17 @@ void ExpectTheSame(const Undisturbed& expected, const RealModel& real, TrainingS
     ASSERT_EQ(first.Step(batch).status().code(), StatusCode::kSuspended);
     for (auto& [name, value] : batch) std::memset(value.tensor().raw(), 0, value.tensor().bytes());
   }
-  ASSERT_TRUE(first.suspended());
+  ASSERT_TRUE(first.runs().suspended());
   ASSERT_TRUE(first.Save(folder.path("step"), {{"position", int64_t{at}}}).ok());
   auto properties = second.Restore(folder.path("step"));
   ASSERT_TRUE(properties.ok()) << properties.status().ToString();
   EXPECT_EQ(std::get<int64_t>(properties->at("position")), at);
-  ASSERT_TRUE(second.suspended());
+  ASSERT_TRUE(second.runs().suspended());
   for (TrainingSession* session : {&first, &second}) {
     const auto loss = session->ResumeStep();
     ASSERT_TRUE(loss.ok()) << loss.status().ToString();
     EXPECT_EQ(*loss, expected.losses[0]);
-    EXPECT_FALSE(session->suspended());
+    EXPECT_FALSE(session->runs().suspended());
     EXPECT_EQ(session->Step(real.batches[1]).value(), expected.losses[1]);
     EXPECT_TRUE(SameBits(Everything(*session, expected.names), expected.after));
     EXPECT_EQ(session->progress().learning_rate(), expected.learning_rate);
@@ -75,7 +75,7 @@ void Sweep(const RealModel& real, int every) {
     ASSERT_TRUE(first->Restore(folder.path("initial")).ok());
     ExpectTheSame(expected, real, *first, *second, at);
     if (::testing::Test::HasFatalFailure()) return;
-    EXPECT_THAT(second->StepDifferences(), IsEmpty());
+    EXPECT_THAT(second->runs().differences(), IsEmpty());
   }
 }
 
@@ -153,7 +153,7 @@ TEST(SuspendedStep, GoesOnWithAnotherNumberOfThreads) {
     ASSERT_EQ(begins->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
     ASSERT_TRUE(begins->Save(folder.path("step")).ok());
     ASSERT_TRUE(first->Restore(folder.path("step")).ok()) << at;
-    EXPECT_THAT(first->StepDifferences(), ::testing::ElementsAre("threads: 2 there, 1 here"));
+    EXPECT_THAT(first->runs().differences(), ::testing::ElementsAre("threads: 2 there, 1 here"));
     // Sums are split by threads in other places.
     EXPECT_NEAR(first->ResumeStep().value(), expected.losses[0], 1e-6 * expected.losses[0]);
   }
@@ -182,7 +182,7 @@ TEST(SuspendedStep, GoesOnOnADevice) {
       ASSERT_TRUE(first->Save(folder.path("step")).ok());
       const auto restored = second->Restore(folder.path("step"));
       ASSERT_TRUE(restored.ok()) << restored.status().ToString();
-      EXPECT_THAT(second->StepDifferences(), ::testing::ElementsAre(HasSubstr("providers: ")));
+      EXPECT_THAT(second->runs().differences(), ::testing::ElementsAre(HasSubstr("providers: ")));
       EXPECT_NEAR(second->ResumeStep().value(), expected.losses[0], 1e-6 * expected.losses[0]);
       EXPECT_NEAR(second->Step(real.batches[1]).value(), expected.losses[1],
                   1e-6 * expected.losses[1]);
@@ -244,7 +244,7 @@ TEST(SuspendedStep, BranchesIntoTwoLearningRates) {
   ASSERT_EQ(session->Step(real.batches[0]).status().code(), StatusCode::kSuspended);
   ASSERT_TRUE(session->Save(folder.path("step")).ok());
   ASSERT_TRUE(branch->Restore(folder.path("step")).ok());
-  for (TrainingSession* other : {branch.get(), faster.get()}) other->set_learning_rate(0.02);
+  for (TrainingSession* other : {branch.get(), faster.get()}) other->runs().set_learning_rate(0.02);
   EXPECT_EQ(session->ResumeStep().value(), expected.losses[0]);
   EXPECT_EQ(branch->ResumeStep().value(), expected.losses[0]);
   EXPECT_EQ(faster->Step(real.batches[0]).value(), expected.losses[0]);
@@ -299,7 +299,7 @@ TEST(SuspendedStep, IsRefusedByAnotherModel) {
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("does not fit the program"));
   EXPECT_TRUE(SameBits(Everything(*second, StepRunner(other).names()), before));
-  EXPECT_FALSE(second->suspended());
+  EXPECT_FALSE(second->runs().suspended());
 }
 
 }  // namespace

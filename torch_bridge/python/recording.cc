@@ -31,8 +31,8 @@ class Recording {
     for (const auto& [op, reason, places] : fallbacks)
       report.fallbacks.push_back({op, reason, places});
     if (session != nullptr) {
-      report.curves = session->curves();
-      report.cpu_fallback = session->cpu_fallback();
+      report.curves = session->runs().curves();
+      report.cpu_fallback = session->runs().cpu_fallback();
     }
     const Status written = WriteReport(report, path);
     if (!written.ok()) Raise(written, /*of_file=*/true);

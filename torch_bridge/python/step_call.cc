@@ -140,7 +140,7 @@ class StepCall {
       *feed.value = {};
       feed.drawn = {};
     }
-    progress.waits = session_.suspended();
+    progress.waits = session_.runs().suspended();
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.progress().updates != before) {  // with "fp16" an update may not happen
       for (const Tensor& count : updates_) *count.data<float>() += 1;
@@ -205,7 +205,7 @@ class StepCall {
   // True if the session is fed what the groups say now, and nothing has become or stopped to be
   // zero that may not.
   bool FeedCoefficients() {
-    double* to = session_.coefficients().data();
+    double* to = session_.runs().coefficients().data();
     for (nb::handle group : groups_) {
       for (const Place& place : places_) {
         PyObject* found = PyDict_GetItemWithError(group.ptr(), place.key.ptr());

@@ -193,7 +193,15 @@ void BindTraining(nb::module_& m) {
            })
       .def("__exit__", [](SuspendOn& own, nb::args) { own.handlers.reset(); });
   nb::class_<TrainingSession> sessions(m, "Training");
-  BindFallback(sessions);
+  sessions
+      .def("disable_fallback",
+           [](TrainingSession& session) { session.fallback().set_enabled(false); })
+      .def("enable_fallback",
+           [](TrainingSession& session) { session.fallback().set_enabled(true); })
+      .def("providers",
+           [](const TrainingSession& session) { return session.fallback().provider_names(); })
+      .def("fallback_record",
+           [](const TrainingSession& session) { return ToPython(session.fallback().record()); });
   sessions.def(
       "regroup",
       [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {
@@ -237,7 +245,7 @@ void BindTraining(nb::module_& m) {
            })
       .def_prop_ro("failures",
                    [](const TrainingSession& session) {
-                     const FailureCounts& counts = session.failures();
+                     const FailureCounts& counts = session.runs().failures();
                      nb::dict out;
                      out["failed"] = counts.failed;
                      out["skipped"] = counts.skipped;
@@ -259,7 +267,8 @@ void BindTraining(nb::module_& m) {
              return Unwrap(std::move(loss));
            })
       .def("drop_step", [](TrainingSession& session) { Check(session.DropStep()); })
-      .def_prop_ro("suspended", &TrainingSession::suspended)
+      .def_prop_ro("suspended",
+                   [](const TrainingSession& session) { return session.runs().suspended(); })
       .def_prop_rw(
           "suspend",
           [](const TrainingSession& session) { return session.control().suspend_flag()->load(); },
@@ -285,7 +294,8 @@ void BindTraining(nb::module_& m) {
             session.control().set_deadline(deadline);
           },
           nb::arg("seconds").none())
-      .def("step_differences", &TrainingSession::StepDifferences)
+      .def("step_differences",
+           [](const TrainingSession& session) { return session.runs().differences(); })
       .def("accumulate",
            [](TrainingSession& session, nb::dict arrays) {
              const NamedValues feeds = FeedsOf(arrays);
@@ -327,8 +337,9 @@ void BindTraining(nb::module_& m) {
              }();
              return Unwrap(std::move(result));
            })
-      .def("kept_outputs", [](const TrainingSession& session) { return session.kept_outputs(); })
-      .def("gradients", [](const TrainingSession& session) { return session.gradients(); })
+      .def("kept_outputs",
+           [](const TrainingSession& session) { return session.runs().kept_outputs(); })
+      .def("gradients", [](const TrainingSession& session) { return session.runs().gradients(); })
       .def("parameter_names",
            [](const TrainingSession& session) { return session.parameters().Names(); })
       .def("frozen_names",
@@ -355,7 +366,7 @@ void BindTraining(nb::module_& m) {
           [](TrainingSession& session, bool stop) { session.control().set_terminate(stop); })
       .def("feed_coefficients",
            [](TrainingSession& session, const std::vector<double>& values) {
-             const std::span<double> all = session.coefficients();
+             const std::span<double> all = session.runs().coefficients();
              if (values.size() > all.size())
                Raise(InvalidArgument("more coefficients than the session is fed"));
              std::copy(values.begin(), values.end(), all.begin());
@@ -379,7 +390,7 @@ void BindTraining(nb::module_& m) {
       .def_prop_rw(
           "learning_rate",
           [](const TrainingSession& session) { return session.progress().learning_rate(); },
-          &TrainingSession::set_learning_rate)
+          [](TrainingSession& session, double rate) { session.runs().set_learning_rate(rate); })
       .def(
           "save",
           [](const TrainingSession& session, const std::string& path,

@@ -271,7 +271,7 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   training.providers = providers;
   ASSIGN_OR_RETURN(const auto session, TrainingSession::Create(model.Clone(), std::move(training)));
   std::vector<Value*> inputs;
-  for (Value* input : session->step_graph().inputs()) {
+  for (Value* input : session->runs().step_graph().inputs()) {
     if (!IsProgramInput(input->name())) inputs.push_back(input);
   }
   ASSIGN_OR_RETURN(const std::vector<FeedSpec> specs, bindings.Feeds(inputs));
@@ -323,7 +323,7 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
     ASSIGN_OR_RETURN(const auto session,
                      TrainingSession::Create(std::move(copy), std::move(training)));
     copy = Model();
-    copy.graph = session->step_graph().Clone();
+    copy.graph = session->runs().step_graph().Clone();
   }
   RETURN_IF_ERROR(RunPasses(PlacementPasses(device.providers(), fallback), copy).status());
   const std::string text = fallback.report->ToString();

@@ -48,7 +48,8 @@ Result<std::unique_ptr<TrainingSession>> Open(const TrainOptions& options,
 // The recorded step on a session, watched.
 Status RunStep(TrainingSession& session, const std::string& record, ExecutionObserver* watch) {
   RETURN_IF_ERROR(session.Restore(record).status());
-  if (!session.suspended()) return InvalidArgument("'" + record + "' holds no step that waits");
+  if (!session.runs().suspended())
+    return InvalidArgument("'" + record + "' holds no step that waits");
   return session.ResumeStep({watch}).status();
 }
 

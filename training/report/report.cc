@@ -185,9 +185,9 @@ Result<double> WriteStepReport(TrainingSession& session, const NamedValues& feed
   RunRecorder recorder;
   ASSIGN_OR_RETURN(const double loss, session.Step(feeds, {&recorder}));
   RETURN_IF_ERROR(WriteReport({.title = title,
-                               .curves = session.curves(),
+                               .curves = session.runs().curves(),
                                .runs = recorder.Runs(),
-                               .cpu_fallback = session.cpu_fallback()},
+                               .cpu_fallback = session.runs().cpu_fallback()},
                               path));
   return loss;
 }

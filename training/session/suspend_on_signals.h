@@ -18,7 +18,7 @@
 
 namespace caesura {
 
-// From its creation to its end each of `signals` sets the flag (TrainingSession::suspend_flag),
+// From its creation to its end each of `signals` sets the flag (RunControl::suspend_flag),
 // whatever thread receives it; then the handlers from before are back. One at a time in a process.
 class SuspendOnSignals {
  public:

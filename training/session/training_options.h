@@ -54,8 +54,7 @@ struct TrainingOptions {
   StepOptions step;
   LrSchedule schedule;     // times the optimizer's learning rate
   ProviderList providers;  // empty: the CPU provider
-  bool fallback =
-      true;  // whether a failing provider is replaced; see TrainingSession::DisableFallback
+  bool fallback = true;    // whether a failing provider is replaced; see TrainingSession::fallback
   FailurePolicy failures = {};
   // Each step keeps what it overwrites until it has ended: then any step that fails, or is given
   // up, has changed nothing. Costs memory for a copy of the parameters and optimizer state, and the

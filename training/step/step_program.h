@@ -39,7 +39,7 @@ struct StepOptions : TrainableOptions {
   Optimizer optimizer = AdamW{};
   std::vector<ParameterGroup> groups;
   // Coefficients ("learning_rate" among them) that each step is given, a row a group and a last one
-  // for the parameters of none: TrainingSession::coefficients(). They take the place of the
+  // for the parameters of none: StepRuns::coefficients(). They take the place of the
   // optimizers' own, and of the schedule. Empty: none is.
   std::vector<std::string> fed_coefficients;
   double clip_norm = 0;  // 0: gradients are not clipped

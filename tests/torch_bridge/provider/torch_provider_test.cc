@@ -276,7 +276,7 @@ TEST(TorchProviderTest, AReplayedStepSaysWhereItParts) {
   ASSERT_EQ(ours->Step(feeds).status().code(), StatusCode::kSuspended);
   ASSERT_TRUE(ours->Save(folder.path("step")).ok());
   ASSERT_TRUE(its->Restore(folder.path("step")).ok());
-  EXPECT_FALSE(its->StepDifferences().empty());
+  EXPECT_FALSE(its->runs().differences().empty());
   ValueLog expected, got;
   ASSERT_TRUE(ours->ResumeStep({&expected}).ok());
   ASSERT_TRUE(its->ResumeStep({&got}).ok());

@@ -75,8 +75,8 @@ TEST_F(FailurePolicies, Stop) {
   provider_->FailAt(9);
   EXPECT_THAT(Step(1).status().message(), HasSubstr("planted failure"));
   ExpectAsUndisturbed();
-  EXPECT_EQ(session_->failures().failed, 1);
-  EXPECT_THAT(session_->failures().last, HasSubstr("planted failure"));
+  EXPECT_EQ(session_->runs().failures().failed, 1);
+  EXPECT_THAT(session_->runs().failures().last, HasSubstr("planted failure"));
   EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
   ExpectAsUndisturbed();
 }
@@ -88,7 +88,7 @@ TEST_F(FailurePolicies, Skip) {
     EXPECT_TRUE(std::isnan(Step(0).value()));
     ExpectAsUndisturbed();
   }
-  EXPECT_EQ(session_->failures().skipped, 3);
+  EXPECT_EQ(session_->runs().failures().skipped, 3);
   EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
   ExpectAsUndisturbed();
 }
@@ -98,14 +98,14 @@ TEST_F(FailurePolicies, Retry) {
   provider_->FailAt(9);
   EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
   ExpectAsUndisturbed();
-  EXPECT_EQ(session_->failures().failed, 1);
-  EXPECT_EQ(session_->failures().saved, 1);
+  EXPECT_EQ(session_->runs().failures().failed, 1);
+  EXPECT_EQ(session_->runs().failures().saved, 1);
   provider_->FailAt(9, /*and_later=*/true);
   EXPECT_FALSE(Step(1).ok());
   ExpectAsUndisturbed();
-  EXPECT_EQ(session_->failures().failed, 4);
-  EXPECT_EQ(session_->failures().retried, 3);
-  EXPECT_EQ(session_->failures().saved, 1);
+  EXPECT_EQ(session_->runs().failures().failed, 4);
+  EXPECT_EQ(session_->runs().failures().retried, 3);
+  EXPECT_EQ(session_->runs().failures().saved, 1);
 }
 
 // Like feeds of a wrong dtype: the batch is not left out, and the step is not done again.
@@ -118,8 +118,8 @@ TEST_F(FailurePolicies, FeedsOfAWrongShapeAreNoFailure) {
     wrong["labels"] = labels;
     EXPECT_EQ(session_->Step(wrong).status().code(), StatusCode::kInvalidArgument);
     ExpectAsUndisturbed();
-    EXPECT_EQ(session_->failures().failed, 0);
-    EXPECT_EQ(session_->failures().retried, 0);
+    EXPECT_EQ(session_->runs().failures().failed, 0);
+    EXPECT_EQ(session_->runs().failures().retried, 0);
     EXPECT_EQ(Step(1).value(), undisturbed_->Step(real_.batches[1]).value());
     ExpectAsUndisturbed();
   }
@@ -166,8 +166,8 @@ TEST_F(FailurePolicies, RetryOnDefaults) {
   ThrowsOnce throws(9);  // no provider's failure, which would have this answer without a policy
   EXPECT_EQ(Step(1, {&throws}).value(), undisturbed_->Step(real_.batches[1]).value());
   ExpectAsUndisturbed();
-  EXPECT_THAT(session_->providers(), ::testing::ElementsAre(kCpuProviderName));
-  EXPECT_EQ(session_->failures().saved, 1);
+  EXPECT_THAT(session_->fallback().provider_names(), ::testing::ElementsAre(kCpuProviderName));
+  EXPECT_EQ(session_->runs().failures().saved, 1);
   ThrowsOnce again(9);  // and now there is nowhere to go
   EXPECT_THAT(Step(1, {&again}).status().message(), HasSubstr("planted"));
   ExpectAsUndisturbed();
@@ -183,7 +183,7 @@ TEST_F(FailurePolicies, RetryInParts) {
     provider_->FailAt(calls_ / 2);
     const double expected = undisturbed_->Step(real_.batches[1]).value();
     EXPECT_NEAR(Step(1).value(), expected, 1e-6);
-    EXPECT_EQ(session_->failures().saved, 1);
+    EXPECT_EQ(session_->runs().failures().saved, 1);
     EXPECT_EQ(session_->progress().updates, 2);
     const Values found = Everything(*session_), wanted = Everything(*undisturbed_);
     EXPECT_FALSE(SameBits(found, before));

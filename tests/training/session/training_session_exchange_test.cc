@@ -129,7 +129,7 @@ TEST(Ranks, ExchangeGradientsInBFloat16) {
   for (int r = 0; r < 2; ++r) {
     const auto session = SessionOf(real);
     ASSERT_TRUE(session->Step(RowsOf(batch, r * kRows / 2, (r + 1) * kRows / 2)).ok());
-    parts.push_back(session->gradients());
+    parts.push_back(session->runs().gradients());
   }
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(
@@ -137,7 +137,7 @@ TEST(Ranks, ExchangeGradientsInBFloat16) {
     ASSERT_TRUE(session->Step(PartOf(batch, c)).ok());
     int64_t other = 0;
     for (size_t i = 0; i < parts[0].size(); ++i) {
-      const Tensor& got = session->gradients()[i].tensor();
+      const Tensor& got = session->runs().gradients()[i].tensor();
       ASSERT_EQ(got.dtype(), DType::kFloat32);
       for (int64_t e = 0; e < got.elements(); ++e) {
         const double a = parts[0][i].tensor().data<float>()[e];

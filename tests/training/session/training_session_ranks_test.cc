@@ -108,7 +108,7 @@ TEST(Ranks, GradientsAreMeans) {
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c);
     ASSERT_TRUE(session->Step(PartOf(batch, c)).ok());
-    ExpectCloseValues(session->gradients(), alone->gradients(), 1e-5);
+    ExpectCloseValues(session->runs().gradients(), alone->runs().gradients(), 1e-5);
   });
 }
 
@@ -174,7 +174,7 @@ TEST(Ranks, DrawOtherRandomNumbers) {
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(real, c);
     ASSERT_TRUE(session->Step(RowsOf(kModels[3].batch(1), 0, 6)).ok());
-    scores[c.rank()] = session->kept_outputs();
+    scores[c.rank()] = session->runs().kept_outputs();
   });
   EXPECT_FALSE(SameBits(scores[0], scores[1]));
 }
@@ -248,7 +248,7 @@ TEST(Ranks, ASuspensionIsAgreed) {
     ASSERT_TRUE(session->Step(part).ok());  // all ranks learn it at the end of this one
     const auto stopped = session->Step(part);
     EXPECT_EQ(stopped.status().code(), StatusCode::kSuspended);
-    EXPECT_FALSE(session->suspended());
+    EXPECT_FALSE(session->runs().suspended());
     EXPECT_EQ(session->progress().updates, 2);
     session->control().set_suspend(false);
     EXPECT_TRUE(session->Step(part).ok());

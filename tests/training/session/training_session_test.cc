@@ -92,10 +92,10 @@ TEST(TrainingSessionTest, KeepsOutputs) {
           ->Predict({{"x", Batch(1).find("x")->second}, {"shift", Batch(1).find("shift")->second}})
           .value();
   ASSERT_TRUE(session->Step(Batch(1)).ok());
-  ASSERT_EQ(session->kept_outputs().size(), 2u);
-  EXPECT_EQ(session->kept_outputs()[0].tensor().ToVector<float>(),
+  ASSERT_EQ(session->runs().kept_outputs().size(), 2u);
+  EXPECT_EQ(session->runs().kept_outputs()[0].tensor().ToVector<float>(),
             expected[1].tensor().ToVector<float>());
-  EXPECT_EQ(session->kept_outputs()[1].tensor().ToVector<float>(),
+  EXPECT_EQ(session->runs().kept_outputs()[1].tensor().ToVector<float>(),
             expected[0].tensor().ToVector<float>());
 
   TrainingOptions options;

@@ -85,7 +85,7 @@ TEST(UpdatePlacement, StepsAreThoseOfTheCpu) {
     const std::vector<std::string> names = StepRunner(real).names();
     auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
     ExpectSame(Train(*there, real, names, 6), Train(*here, real, names, 6));
-    EXPECT_FALSE(there->fallback_record());
+    EXPECT_FALSE(there->fallback().record());
     EXPECT_EQ(there->Evaluate(real.batches[0])->loss, here->Evaluate(real.batches[0])->loss);
   }
 }
@@ -279,7 +279,7 @@ void FailAtEachKernel(const RealModel& real, int every) {
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(session->Step(real.batches[1]).value(), wanted.losses[1]);
     ::testing::internal::GetCapturedStderr();
-    ASSERT_TRUE(session->fallback_record());
+    ASSERT_TRUE(session->fallback().record());
     EXPECT_EQ(session->Step(real.batches[0]).value(), wanted.losses[2]);
     EXPECT_TRUE(SameBits(Everything(*session, names), wanted.after));
     const DeviceCounts before = device.counts();
@@ -307,7 +307,7 @@ TEST(UpdatePlacement, FailedStepsAreUndoneOnTheDevice) {
   CountingDevice device({});
   auto faulty = std::make_shared<FailingProvider>(device.providers()[0], "faulty", true);
   auto session = SessionOn(real, {faulty, device.providers()[1]});
-  session->DisableFallback();
+  session->fallback().set_enabled(false);
   faulty->FailAt(-1);
   ASSERT_TRUE(session->Step(real.batches[0]).ok());
   const int calls = faulty->calls();

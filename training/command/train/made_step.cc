@@ -70,7 +70,7 @@ Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& opt
 
 std::vector<Value*> StepInputs(const TrainingSession& session) {
   std::vector<Value*> inputs;
-  for (Value* input : session.step_graph().inputs()) {
+  for (Value* input : session.runs().step_graph().inputs()) {
     if (!IsProgramInput(input->name())) inputs.push_back(input);
   }
   return inputs;

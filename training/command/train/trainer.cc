@@ -130,7 +130,7 @@ Status Trainer::PrepareSession(Model model, std::optional<StepOptions> exported)
   ASSIGN_OR_RETURN(session_, TrainingSession::Create(std::move(model), std::move(training)));
   if (!has_state) return {};
   RETURN_IF_ERROR(session_->Restore(ExportedStatePath(options_.model)).status());
-  if (options_.learning_rate) session_->set_learning_rate(*options_.learning_rate);
+  if (options_.learning_rate) session_->runs().set_learning_rate(*options_.learning_rate);
   return {};
 }
 
@@ -172,7 +172,7 @@ Status Trainer::Restore() {
     best_update_ = *update;
   if (const double* loss = std::get_if<double>(&properties["unrecorded_loss"]))
     unrecorded_loss_ = *loss;
-  for (const std::string& difference : session_->StepDifferences())
+  for (const std::string& difference : session_->runs().differences())
     LogWarning("the step that waits was begun with other " + difference +
                "; it may round otherwise than without the pause");
   return {};
@@ -231,9 +231,10 @@ void Trainer::PrintHead() {
               static_cast<long long>(data_.validation == nullptr ? 0 : data_.validation->size()));
   if (ranks_ != nullptr) PrintRanks();
   if (data_.text != nullptr) std::printf("; %zu characters", data_.text->vocabulary().size());
-  if (session_->suspended() || first_ > 0) {
-    std::printf("\ngoing on %s update %lld", session_->suspended() ? "in the middle of" : "after",
-                static_cast<long long>(first_ + (session_->suspended() ? 1 : 0)));
+  if (session_->runs().suspended() || first_ > 0) {
+    std::printf("\ngoing on %s update %lld",
+                session_->runs().suspended() ? "in the middle of" : "after",
+                static_cast<long long>(first_ + (session_->runs().suspended() ? 1 : 0)));
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -267,8 +268,9 @@ Result<double> Trainer::Update() {
     const bool is_last = session_->progress().updates + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;
     if (is_last && !options_.report.empty()) observers.push_back(&last_step_);
-    const Result<double> ran = session_->suspended() ? session_->ResumeStep(std::move(observers))
-                                                     : session_->Step(feeds, std::move(observers));
+    const Result<double> ran = session_->runs().suspended()
+                                   ? session_->ResumeStep(std::move(observers))
+                                   : session_->Step(feeds, std::move(observers));
     const bool refused = !ran.ok() && ran.status().code() == StatusCode::kInvalidArgument;
     if (refused && !options_.record.empty()) return Record(feeds, ran.status());
     ASSIGN_OR_RETURN(const double loss, ran);
@@ -416,14 +418,14 @@ std::string Trainer::OptionsText() const {
 
 Status Trainer::WriteRunReport() const {
   if (options_.report.empty()) return {};
-  TrainingCurves curves = session_->curves();
+  TrainingCurves curves = session_->runs().curves();
   for (const auto& validation : validations_) curves.AddValidation(validation);
   if (metric_->kind() != Metric::Kind::kNone) curves.set_metric_name(metric_->Name());
   return WriteReport({.title = options_.model,
                       .options = Options(),
                       .curves = std::move(curves),
                       .runs = last_step_.Runs(),
-                      .cpu_fallback = session_->cpu_fallback()},
+                      .cpu_fallback = session_->runs().cpu_fallback()},
                      options_.report);
 }
 
@@ -435,9 +437,9 @@ Status Trainer::Run(const volatile std::sig_atomic_t* stop) {
 
 Status Trainer::Pause() {
   const std::string update =
-      std::to_string(session_->progress().updates + (session_->suspended() ? 1 : 0));
+      std::to_string(session_->progress().updates + (session_->runs().suspended() ? 1 : 0));
   const std::string where =
-      (session_->suspended() ? "in the middle of update " : "after update ") + update;
+      (session_->runs().suspended() ? "in the middle of update " : "after update ") + update;
   if (options_.checkpoint.empty()) return Cancelled("stopped " + where);
   RETURN_IF_ERROR(Save(options_.checkpoint));
   return Cancelled("stopped " + where + "; --resume goes on from '" + options_.checkpoint + "'");

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answers of a training session to steps that fail (failure_policy.h).
+// The answers of a session to steps that fail (failure_policy.h).
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <map>
+#include <new>
 
 #include "core/base/status_macros.h"
 #include "core/providers/tensor_copy.h"
-#include "training/session/training_session.h"
-#include "training/step/parameter_placement.h"
+#include "training/session/step_runs.h"
 
 namespace caesura {
 namespace {
@@ -53,106 +50,54 @@ Result<std::vector<NamedValues>> Split(const Graph& graph, const NamedValues& fe
 
 }  // namespace
 
-Status FailurePolicy::Check() const {
-  if (retries < 1)
-    return InvalidArgument("retries: expected 1 or more, got " + std::to_string(retries));
-  if (parts < 2) return InvalidArgument("parts: expected 2 or more, got " + std::to_string(parts));
-  return {};
-}
-
-Result<OnFailure> OnFailureByName(const std::string& name) {
-  const std::map<std::string, OnFailure> names = {
-      {"stop", OnFailure::kStop},
-      {"skip", OnFailure::kSkip},
-      {"retry", OnFailure::kRetry},
-      {"retry-on-defaults", OnFailure::kRetryOnDefaults},
-      {"retry-in-parts", OnFailure::kRetryInParts}};
-  const auto found = names.find(name);
-  if (found != names.end()) return found->second;
-  return InvalidArgument("on_failure '" + name +
-                         "' is none of stop, skip, retry, retry-on-defaults, retry-in-parts");
-}
-
-double TrainingSession::ScalarOf(const Tensor& tensor) {
-  double value = 0;
-  DispatchNumeric(tensor.dtype(), [&](auto tag) {
-    value = static_cast<double>(*tensor.data<typename decltype(tag)::type>());
-  });
-  return value;
-}
-
-Undo TrainingSession::UndoOfSteps() const {
-  if (options_.undo) return Undo::kAlways;
-  return options_.step.commit == CommitMode::kLate ? Undo::kAtRisk : Undo::kForRetry;
-}
-
 // The calls that go on after a lost step.
-std::string TrainingSession::WayBack() const {
-  if (!ranks_->plan().has_others()) return "Restore a checkpoint first";
+std::string StepRuns::WayBack() const {
+  if (!ranks_.plan().has_others()) return "Restore a checkpoint first";
   const bool needs_all =
-      !parameters_->shards().empty() || options_.step.commit == CommitMode::kEagerConsume;
+      !parameters_.shards().empty() || options_.step.commit == CommitMode::kEagerConsume;
   return needs_all ? "Restore the last checkpoint on all ranks"
                    : "Regroup, or Restore a checkpoint first";
 }
 
 // "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "; among ranks with
 // the way back.
-std::string TrainingSession::DescribeLoss() const {
-  const std::vector<std::string>& lost = *parameters_->lost();
+std::string StepRuns::DescribeLoss() const {
+  const std::vector<std::string>& lost = *parameters_.lost();
   if (lost.empty()) return "the step is lost here, other ranks may have done it: ";
   constexpr size_t kNamed = 3;
   std::string names;
   for (size_t i = 0; i < std::min(lost.size(), kNamed); ++i)
     names += (i == 0 ? "'" : ", '") + lost[i] + "'";
   if (lost.size() > kNamed) names += " and " + std::to_string(lost.size() - kNamed) + " more";
-  const std::string advice = ranks_->plan().has_others() ? "; " + WayBack() : "";
+  const std::string advice = ranks_.plan().has_others() ? "; " + WayBack() : "";
   return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
 }
 
-Status TrainingSession::CheckFailures(const RankPlan& plan) const {
-  RETURN_IF_ERROR(options_.failures.Check());
-  if (options_.failures.action != OnFailure::kRetryInParts) return {};
-  const StepOptions& step = options_.step;
-  if (plan.MicroSteps(step.accumulation_steps) != 1 || step.scales_loss() || step.keep_gradients ||
-      !step.keep_outputs.empty()) {
-    return InvalidArgument(
-        "retry in parts: expected accumulation_steps 1 and at most one logical shard, no float16, "
-        "and "
-        "no gradients or outputs that are kept");
-  }
-  return {};
-}
-
-Result<double> TrainingSession::AnswerFailure(const StepRequest& request, RunResult result) {
+bool StepRuns::AnswerFailure(const Request& request, RunResult& result) {
   const FailurePolicy& policy = options_.failures;
   for (int attempt = 0;; ++attempt) {
     const StatusCode code = result.status.code();
-    const bool has_failed =
-        !result.status.ok() && code != StatusCode::kSuspended && code != StatusCode::kCancelled;
-    if (!has_failed || (attempt == 0 && result.refused_feeds())) break;
+    if (code == StatusCode::kSuspended || code == StatusCode::kCancelled) return false;
+    if (attempt == 0 && result.refused_feeds()) return false;
     ++failures_.failed;
     failures_.last = result.status.ToString();
-    if (result.left_parameters_changed() || policy.action == OnFailure::kStop) break;
+    if (result.left_parameters_changed() || policy.action == OnFailure::kStop) return false;
     if (policy.action == OnFailure::kSkip) {
       ++failures_.skipped;
-      return std::numeric_limits<double>::quiet_NaN();
+      return true;
     }
-    if (attempt == policy.retries) break;
+    if (attempt == policy.retries) return false;
     ++failures_.retried;
     result = RunAgain(request, result.status);
-    if (result.status.ok()) ++failures_.saved;
+    if (!result.status.ok()) continue;
+    ++failures_.saved;
+    return false;
   }
-  return EndRun(request.updates, std::move(result));
 }
 
-Status TrainingSession::BringParametersToHost(const ProviderList& providers) {
-  RETURN_IF_ERROR(parameters_->BringToHost(providers));
-  return BringToHost(&parts_parameters_, providers);
-}
-
-RunResult TrainingSession::RunAgain(const StepRequest& request, const Status& cause) try {
-  Program& program = request.updates ? *update_ : *accumulate_;
+RunResult StepRuns::RunAgain(const Request& request, const Status& cause) try {
   if (options_.failures.action == OnFailure::kRetryInParts) return RunInParts(request, cause);
+  Program& program = ProgramOf(request.is_update);
   if (options_.failures.action == OnFailure::kRetryOnDefaults) {
     const Status switched = program.FallBack(cause, request.run.feeds);
     if (!switched.ok()) return {.status = switched};
@@ -164,18 +109,18 @@ RunResult TrainingSession::RunAgain(const StepRequest& request, const Status& ca
 
 // Only the last part updates. What the others write are sums of gradients, which nothing reads
 // before a first part has reset them, and running statistics, which are put back.
-RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& cause) {
+RunResult StepRuns::RunInParts(const Request& request, const Status& cause) {
   const int parts = options_.failures.parts;
   auto split = Split(update_->graph(), request.feeds, parts);
   if (!split.ok()) return {.status = cause.WithPrefix(split.status().message() + "; ")};
-  const ParameterSet& whole = parameters_->set();
-  for (int i = 0; i < parts_parameters_.size(); ++i) {  // their owners may have bound others
-    const int own = whole.Find(parts_parameters_.name(i));
-    if (own >= 0) parts_parameters_.Replace(i, whole.tensor(own));
+  const ParameterSet& whole = parameters_.set();
+  for (int i = 0; i < parts_.size(); ++i) {  // their owners may have bound others
+    const int own = whole.Find(parts_.name(i));
+    if (own >= 0) parts_.Replace(i, whole.tensor(own));
   }
   std::vector<Tensor> statistics;
-  const int first = parameters_->trained();
-  for (int i = first; i < first + parameters_->statistics(); ++i) {
+  const int first = parameters_.trained();
+  for (int i = first; i < first + parameters_.statistics(); ++i) {
     auto copy = HostCopyOf(whole.tensor(i), fallback_->providers());
     if (!copy.ok()) return {.status = copy.status()};
     statistics.push_back(*std::move(copy));
@@ -192,12 +137,12 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
     }
     RunRequest run = request.run;
     run.feeds = *std::move(bound);
-    run.options.parameters = &parts_parameters_;
+    run.options.parameters = &parts_;
     run.options.seed = run.options.seed.value_or(0) + static_cast<uint64_t>(part);
     run.options.suspend = nullptr;  // a retry is not suspended
     run.options.deadline = std::nullopt;
     result = program.Run(std::move(run));
-    if (result.status.ok()) loss += ScalarOf(result.values.front().tensor()) / parts;
+    if (result.status.ok()) loss += ScalarOf(result.values.front()) / parts;
   }
   if (result.status.ok()) {
     result.values = {Tensor::Scalar<double>(loss)};
@@ -208,7 +153,7 @@ RunResult TrainingSession::RunInParts(const StepRequest& request, const Status& 
     if (!CopyElements(statistics[i], whole.tensor(statistic), fallback_->providers()).ok())
       result.parameters = {ParameterState::kInconsistent, {whole.name(statistic)}};
   }
-  parameters_->ForRun().TouchAll();
+  parameters_.ForRun().TouchAll();
   if (result.parameters.state == ParameterState::kCommitted) result.parameters = {};
   return result;
 }

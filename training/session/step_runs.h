@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// StepRuns: the programs of a training session, and their runs: steps, evaluations, predictions.
+#ifndef CAESURA_TRAINING_SESSION_STEP_RUNS_H_
+#define CAESURA_TRAINING_SESSION_STEP_RUNS_H_
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/runtime/program.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
+#include "training/files/checkpoint.h"
+#include "training/files/training_curves.h"
+#include "training/session/failure_policy.h"
+#include "training/session/rank_group.h"
+#include "training/session/run_control.h"
+#include "training/session/session_parameters.h"
+#include "training/session/training_options.h"
+#include "training/session/training_progress.h"
+
+namespace caesura {
+
+// The result of an evaluation.
+struct Evaluation {
+  double loss = 0;
+  std::vector<RuntimeValue> outputs;  // the model's, in its order
+};
+
+// A step that waits in its middle.
+struct WaitingStep {
+  std::unique_ptr<SuspendedRun> run = nullptr;  // null: no step waits
+  bool is_update = false;
+  std::vector<std::string> differences = {};
+  std::optional<uint64_t> seed =
+      std::nullopt;  // TrainingProgress::next_seed, if it was begun by it
+};
+
+// Runs programs on the session's parameters. A step that fails has changed nothing, or says that it
+// is lost (TrainingSession::Step). Thread safety: one thread at a time.
+class StepRuns {
+ public:
+  // References are to parts of the session, which outlive this. `trainable`: names of parameters.
+  StepRuns(const TrainingOptions& options, std::vector<std::string> trainable, RunControl& control,
+           SessionParameters& parameters, TrainingProgress& progress, RankGroup& ranks,
+           std::shared_ptr<ProviderFallback> fallback);
+
+  // Makes the programs from the parameters' model, for the ranks there are: at first, and after
+  // RankGroup::Replace. Fails listing all nodes that have no gradient or no kernel.
+  Status MakePrograms();
+
+  // A micro-step; one that updates with `is_update`. Returns the loss before the update.
+  Result<double> Step(bool is_update, const NamedValues& feeds,
+                      std::vector<ExecutionObserver*> observers);
+  Result<Evaluation> Evaluate(const NamedValues& feeds);
+  Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
+  // The plan of a step that updates on such feeds, made but not run.
+  Result<SharedPlan> Plan(const NamedValues& feeds);
+
+  // --- a step that waits ---
+  // No other one begins and no parameter is set before Resume or Drop.
+  bool suspended() const { return waiting_.run != nullptr; }
+  Result<double> Resume(std::vector<ExecutionObserver*> observers);
+  Status Drop();
+  // The ways in which the step that waits may round otherwise than in the session that began it;
+  // empty: not.
+  const std::vector<std::string>& differences() const { return waiting_.differences; }
+  // Adds the step that waits, if one does, to a checkpoint.
+  Status Save(Checkpoint& to) const;
+  // The checkpoint's step on this session's programs; none, if it has none.
+  Result<WaitingStep> TakeUp(const Checkpoint& from);
+  // Goes on from a checkpoint that was restored, with its step or with none.
+  void GoOn(WaitingStep waiting);
+
+  // --- what steps go by ---
+  // From here on the base learning rate, in place of the optimizer's; also of the step that waits,
+  // as far as it has not updated parameters yet.
+  void set_learning_rate(double rate);
+  // REQUIRES: StepOptions::fed_coefficients. What the next steps are fed, in its order, a row a
+  // group and a last one for the parameters of none. They start as the optimizers' own.
+  std::span<double> coefficients();
+
+  // --- what they leave ---
+  // Outputs that the last step has kept, in the order of StepOptions::keep_outputs.
+  const std::vector<RuntimeValue>& kept_outputs() const { return kept_outputs_; }
+  // Gradients of the last step, in the order of the trained parameters. None without
+  // StepOptions::keep_gradients.
+  const std::vector<RuntimeValue>& gradients() const { return gradients_; }
+  // The failures so far, and what TrainingOptions::failures did about it.
+  const FailureCounts& failures() const { return failures_; }
+  // Losses and learning rates of the updates since the session was made or restored. Of an update
+  // with several micro-steps the mean of their losses.
+  const TrainingCurves& curves() const { return curves_; }
+  // The program of an updating step, for reports.
+  const Graph& step_graph() const { return update_->graph(); }
+  // The parts of it that went to the host for the sake of shapes, if there is a device
+  // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
+  const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
+
+ private:
+  // One step: what a retry needs.
+  struct Request {
+    bool is_update;
+    const NamedValues& feeds;
+    RunRequest run;
+  };
+  // After parameters().Set of a frozen value, or Bind of one that was on a device.
+  Status Refresh() { return made_of_ != parameters_.version() ? MakePrograms() : Status(); }
+  // A program as the session runs it, with its parameters in `set`.
+  Result<std::unique_ptr<Program>> Prepare(StepProgram program, const ParameterSet& set,
+                                           CpuFallbackReport* report) const;
+  Result<std::unique_ptr<Program>> MakeStep(const Model& model, bool is_update);
+  Result<std::unique_ptr<Program>> MakeStepInParts(const Model& model, bool is_update);
+  Result<std::unique_ptr<Program>> MakeEvaluation(const Model& model, bool with_loss) const;
+  Status FillCoefficients();
+  // The learning rate that the next update goes by: the first group's, where the session is fed it.
+  double AppliedRate();
+  // Inputs of the programs that are not the model's, as they are in the next step, which
+  // `accumulated` others of its update have come before.
+  const NamedValues& ProgramFeeds(int64_t accumulated);
+  static double ScalarOf(const RuntimeValue& output);
+  Program& ProgramOf(bool is_update) const { return is_update ? *update_ : *accumulate_; }
+  RunOptions MakeRun(uint64_t step);
+  Undo UndoOfSteps() const;
+  void Wait(WaitingStep waiting);
+  // Settles the session when a run of a step is over, or waits.
+  Result<double> EndRun(bool is_update, RunResult result);
+
+  // --- step_failures.cc: the answers to steps that fail (failure_policy.h) ---
+  std::string DescribeLoss() const;
+  std::string WayBack() const;
+  // Gives a step that has failed another result, where it is done again. True: it is skipped.
+  bool AnswerFailure(const Request& request, RunResult& result);
+  RunResult RunAgain(const Request& request, const Status& cause);
+  RunResult RunInParts(const Request& request, const Status& cause);
+
+  const TrainingOptions& options_;
+  const std::vector<std::string> trainable_;
+  RunControl& control_;
+  SessionParameters& parameters_;
+  TrainingProgress& progress_;
+  RankGroup& ranks_;
+  const std::shared_ptr<ProviderFallback> fallback_;
+  std::shared_ptr<OpBinding> ops_;
+  int made_of_ = -1;  // the version of the parameters that the programs were made of
+  std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
+  std::unique_ptr<Program> parts_update_, parts_accumulate_;  // of kRetryInParts, or null
+  ParameterSet parts_;              // of these: the session's parameters, and sums of gradients
+  CpuFallbackReport cpu_fallback_;  // of update_
+  NamedValues program_feeds_;       // scalars whose values each step sets
+  WaitingStep waiting_;
+  std::vector<RuntimeValue> kept_outputs_, gradients_;
+  FailureCounts failures_;
+  TrainingCurves curves_;
+};
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_SESSION_STEP_RUNS_H_
