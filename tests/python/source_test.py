@@ -103,6 +103,8 @@ TESTED_ELSEWHERE = {
     "graph_transforms/order/update_placement.cc": "tests/training/step/parameter_placement_test.cc",
     "torch_bridge/c10d_communicator.h": "tests/torch_bridge/rank_checks.cc",  # for ranks in tests/python/ranks
     "torch_bridge/torch_stream.h": "tests/torch_bridge/cuda_torch_module_test.cc",
+    "training/session/training_options.h": "tests/training/session/option_table_test.cc",
+    "training/step/rank_plan.h": "tests/training/step/step_program_test.cc",
     "training/step/parameter_shard.h": "tests/training/session/training_session_shards_test.cc",
 }
 

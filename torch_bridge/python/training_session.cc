@@ -7,6 +7,7 @@
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
 #include "training/session/exported_step.h"
+#include "training/session/option_table.h"
 #include "training/step/parameters.h"
 #include "training/report/report.h"
 #include "training/session/suspend_on_signals.h"
@@ -43,6 +44,21 @@ Tensor Writable(const std::string& name, nb::handle array) {
   return tensor;
 }
 
+// A value of the option's type; None is the default.
+OptionValue ValueOf(const TrainingOption& option, nb::handle value) {
+  if (value.is_none()) return option.initial();
+  return std::visit(
+      [&](const auto& other) -> OptionValue {
+        using T = std::decay_t<decltype(other)>;
+        if constexpr (std::is_same_v<T, int64_t>) {
+          uint64_t bits = 0;  // seeds have 64
+          if (nb::try_cast(value, bits)) return static_cast<int64_t>(bits);
+        }
+        return nb::cast<T>(value);
+      },
+      option.other);
+}
+
 // The arguments of the Python class, by name. `parameters`: inputs of the model that are its
 // initializers, trained where they are.
 std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
@@ -63,67 +79,29 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
                                    .weight_decay = {},
                                    .optimizer = Unwrap(MakeOptimizer(kind, coefficients))});
   }
-  options.step.fed_coefficients = nb::cast<std::vector<std::string>>(get("fed"));
-  options.step.trainable = nb::cast<std::vector<std::string>>(get("trainable"));
-  options.step.frozen = nb::cast<std::vector<std::string>>(get("frozen"));
-  if (arguments.contains("train_constants"))
-    options.step.train_constants = nb::cast<bool>(get("train_constants"));
-  options.step.clip_norm = nb::cast<double>(get("clip_norm"));
-  options.step.accumulation_steps = nb::cast<int>(get("accumulation_steps"));
-  options.step.precision = Unwrap(PrecisionByName(nb::cast<std::string>(get("precision"))));
-  if (arguments.contains("refuse_nonfinite"))
-    options.step.refuse_nonfinite = nb::cast<bool>(get("refuse_nonfinite"));
-  if (arguments.contains("unbiased_statistics"))
-    options.step.unbiased_statistics = nb::cast<bool>(get("unbiased_statistics"));
-  options.step.keep_gradients = nb::cast<bool>(get("keep_gradients"));
-  if (arguments.contains("keep_outputs"))
-    options.step.keep_outputs = nb::cast<std::vector<std::string>>(get("keep_outputs"));
+  for (const auto& [key, value] : arguments) {
+    const TrainingOption* row = FindTrainingOption(nb::cast<std::string>(key));
+    if (row != nullptr) Check(SetOption(row->name, ValueOf(*row, value), &options));
+  }
   if (arguments.contains("schedule")) {
     options.schedule = Unwrap(NamedSchedule(nb::cast<std::string>(get("schedule")),
                                             nb::cast<int64_t>(get("total_steps")),
                                             nb::cast<int64_t>(get("warmup_steps"))));
   }
-  const auto commit = nb::cast<std::string>(get("commit"));
-  if (commit != "late" && commit != "eager-consume")
-    Raise(InvalidArgument("commit is 'late' or 'eager-consume'"));
-  options.step.commit = commit == "late" ? CommitMode::kLate : CommitMode::kEagerConsume;
-  if (arguments.contains("undo")) options.undo = nb::cast<bool>(get("undo"));
-  if (arguments.contains("on_failure")) {
-    options.failures = {.action = Unwrap(OnFailureByName(nb::cast<std::string>(get("on_failure")))),
-                        .retries = nb::cast<int>(get("retries")),
-                        .parts = nb::cast<int>(get("parts"))};
-  }
-  options.threads = nb::cast<int>(get("threads"));
   options.providers = arguments.contains("providers")
                           ? ProvidersOf(nb::cast<NamedProviders>(get("providers")))
                           : ProviderList{CpuProvider()};
   const Gpu* gpu = arguments.contains("gpu") ? nb::cast<const Gpu*>(get("gpu")) : nullptr;
   if (gpu != nullptr) options.providers.insert(options.providers.begin(), gpu->provider);
-  options.memory_budget = nb::cast<size_t>(get("memory_budget"));
-  options.seed = nb::cast<uint64_t>(get("seed"));
   if (arguments.contains("communicator")) {
     const nb::object communicator = get("communicator");
     if (!communicator.is_none())
       options.ranks.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
-  if (arguments.contains("rank_parts"))
-    options.step.rank_parts = nb::cast<std::vector<std::string>>(get("rank_parts"));
-  if (arguments.contains("shard")) options.ranks.shard = nb::cast<int>(get("shard"));
   if (arguments.contains("shard_buckets")) {
     options.step.shard_buckets =
         nb::cast<std::vector<std::vector<std::string>>>(get("shard_buckets"));
   }
-  if (arguments.contains("mean_over"))
-    options.step.mean_over = Unwrap(MeanOverByName(nb::cast<std::string>(get("mean_over"))));
-  if (arguments.contains("exchange_dtype") && !get("exchange_dtype").is_none()) {
-    options.step.exchange_dtype =
-        Unwrap(PrecisionByName(nb::cast<std::string>(get("exchange_dtype"))));
-  }
-  if (arguments.contains("bucket_bytes"))
-    options.ranks.bucket_bytes = nb::cast<int64_t>(get("bucket_bytes"));
-  if (arguments.contains("logical_shards"))
-    options.ranks.logical_shards = nb::cast<int>(get("logical_shards"));
-  if (arguments.contains("join_ranks")) options.ranks.join = nb::cast<bool>(get("join_ranks"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);

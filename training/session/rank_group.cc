@@ -86,7 +86,8 @@ Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* c
   if (others == nullptr) return plan;
   if (options.failures.action != OnFailure::kStop) {
     return InvalidArgument(
-        "failures: with other ranks a failed step stops; all ranks would have to do it again");
+        "failures, on_failure: with other ranks a failed step stops; all ranks would have to do it "
+        "again");
   }
   plan.divides_state = options.ranks.shard > 0;
   plan.divides_sums = options.ranks.shard == 2;

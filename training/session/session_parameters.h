@@ -79,21 +79,21 @@ class SessionParameters {
   ParameterSet& ForRun();
   // Brings all tensors that are on a device to the host. All or none.
   Status BringToHost(const ProviderList& providers);
-  // How many of the set, which begins with them, are trained, and how many are statistics after
-  // these.
+  // The set begins with so many trained parameters, and goes on with so many statistics.
   int trained() const { return trained_; }
   int statistics() const { return statistics_; }
   // Entries of the set that are whole on each rank; those after them are parts of state.
   int whole() const;
   // True for the sum of gradients of the micro-steps so far.
   bool IsAccumulator(int i) const { return set_.name(i).rfind("accumulator.", 0) == 0; }
-  // Whether a step waits: then no parameter is set.
+  // While a step waits no parameter is set.
   void set_step_waits(bool waits) { step_waits_ = waits; }
   void set_lost(std::optional<std::vector<std::string>> names) { lost_ = std::move(names); }
 
   // Adds what is whole, and the frozen values that were set; sums of gradients with `has_sums`.
   Status Save(Checkpoint& to, bool has_sums) const;
-  // What the checkpoint lacks or has otherwise, a line each; empty: Restore may be called.
+  // Lists the tensors that the checkpoint lacks or has otherwise, a line each; empty: Restore may
+  // be called.
   std::string Misfits(const Checkpoint& from, bool has_sums) const;
   // Copies the checkpoint's tensors. Frozen parameters take what it has for them, and the model's
   // own values where it has none. Where memory or a device fails, some have been written.

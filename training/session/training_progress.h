@@ -53,7 +53,7 @@ struct TrainingProgress {
   int64_t random_step(int rank) const {
     return logical_shards == 0 ? micro_steps : OfAllRanks() + rank * micro_steps_to_update;
   }
-  // Of the next update.
+  // The rate of the next update.
   double learning_rate() const { return base_rate * schedule.Factor(updates); }
   // 1 where the loss is not scaled.
   double loss_scale() const { return scales_loss ? scaler.scale() : 1; }

@@ -45,7 +45,8 @@ Status CheckCommit(const StepOptions& options) {
   const bool is_early = options.commit == CommitMode::kEagerConsume;
   if (is_early && options.clip_norm > 0) {
     return InvalidArgument(
-        "clipping by the global norm needs all gradients: use CommitMode::kLate");
+        "clip_norm: clipping by the global norm needs all gradients: use CommitMode::kLate (commit "
+        "late)");
   }
   if (is_early && options.scales_loss()) {
     return InvalidArgument(
@@ -54,7 +55,7 @@ Status CheckCommit(const StepOptions& options) {
   if (is_early && options.refuse_nonfinite) {
     return InvalidArgument(
         "refuse_nonfinite: whether all gradients are finite shows after the last one: use "
-        "CommitMode::kLate");
+        "CommitMode::kLate (commit late)");
   }
   if (options.refuse_nonfinite && options.scales_loss()) {
     return InvalidArgument(
@@ -86,11 +87,12 @@ Status CheckRanks(const StepOptions& options, const RankPlan& plan,
       (plan.divides_state || plan.is_ordered() || !options.rank_parts.empty())) {
     return InvalidArgument(
         "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
-        "CommitMode::kLate");
+        "CommitMode::kLate (commit late)");
   }
   if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
     return InvalidArgument(
-        "refuse_nonfinite: with several ranks only without accumulation, as one rank would refuse "
+        "refuse_nonfinite: with several ranks only without accumulation (accumulation_steps 1), as "
+        "one rank would refuse "
         "a micro-step that the others do");
   }
   if (has_ranks && !options.rank_parts.empty())

@@ -114,7 +114,7 @@ TEST(RankGroupTest, AnOptionThatDoesNotFitIsNamed) {
   EXPECT_THAT(refusal([](TrainingOptions& o) { o.ranks.logical_shards = 6; }),
               HasSubstr("expected 2 ranks times a power of two"));
   EXPECT_THAT(refusal([](TrainingOptions& o) { o.failures.action = OnFailure::kRetry; }),
-              HasSubstr("failures: with other ranks a failed step stops"));
+              HasSubstr("on_failure: with other ranks a failed step stops"));
   EXPECT_THAT(refusal([](TrainingOptions& o) {
                 o.ranks.logical_shards = 4;
                 o.step.accumulation_steps = 2;
@@ -179,7 +179,7 @@ TEST(RankGroupTest, OthersAreRefusedWhereFailedStepsAreDoneAgain) {
   Parts parts(std::move(options));
   auto all = LocalCommunicators(2);
   EXPECT_THAT(parts.ranks.Replace(std::move(all[0])).message(),
-              HasSubstr("failures: with other ranks a failed step stops"));
+              HasSubstr("on_failure: with other ranks a failed step stops"));
   EXPECT_FALSE(parts.ranks.plan().has_others());
   EXPECT_EQ(parts.ranks.communicator(), nullptr);
 }
