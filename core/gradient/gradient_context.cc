@@ -12,15 +12,17 @@ Value* GradientStore::Find(const Value* value) const {
 }
 
 void GradientStore::Add(const Value* value, Value* gradient) {
+  const bool is_new = added_.insert(gradient).second;
   Value*& slot = gradients_[value];
   if (slot == nullptr) {
     slot = gradient;
     return;
   }
   // Slices are added to the sum so far where it lies: no tensor of zeros, and no second one of the
-  // value's size. The newest node, so that the sum is there and nobody reads the slices alone.
+  // value's size. The newest node, so that the sum is there and no node reads the slices alone; and
+  // no value's gradient yet, as that of a sum is, which its terms have, too.
   Node* scatter = writer_->nodes().empty() ? nullptr : writer_->nodes().back();
-  if (scatter != nullptr && scatter == gradient->producer() &&
+  if (is_new && scatter != nullptr && scatter == gradient->producer() &&
       scatter->Is("GatherGrad", kCaesuraDomain) && scatter->inputs().size() == 3) {
     scatter->SetInput(3, slot);
     slot = gradient;

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,7 @@ class GradientStore {
  private:
   NodeWriter* writer_;
   std::unordered_map<const Value*, Value*> gradients_;
+  std::unordered_set<const Value*> added_;  // which several values may have
 };
 
 class GradientContext {

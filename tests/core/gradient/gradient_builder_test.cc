@@ -102,6 +102,20 @@ TEST_F(GradientBuilder, SlicesAreAddedToWhatIsThere) {
   EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
 }
 
+// The terms of a sum have one gradient: what is added for the one is not added for the other.
+TEST_F(GradientBuilder, SlicesThatAnotherValueHasStayAlone) {
+  Load("(float[4,3] u, float[4,3] v, int64[2] i) => (float[2,3] y, float[4,3] z)",
+       "a = Exp(u) s = Add(a, v) y = Gather(s, i) z = Sin(a)");
+  const GradientGraph gradient = Differentiate({"u", "v"}).value();
+  ASSERT_EQ(gradient.dxs[1]->producer()->op_type(), "GatherGrad");
+  EXPECT_EQ(gradient.dxs[1]->producer()->inputs().size(), 3);
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+
+  Load("(float[4,3] u, int64[2] i) => (float[2,3] y)", "a = Exp(u) s = Add(a, a) y = Gather(s, i)");
+  Differentiate({"u"}).value();
+  EXPECT_TRUE(CheckGraph(*graph_).ok()) << CheckGraph(*graph_).ToString();
+}
+
 constexpr char kOwn[] =
     "a = Sin(x) y = ai.caesura.WithGradient<gradient_inputs = [%], gradient = own (float[2] dy, "
     "float[2] gx, "
