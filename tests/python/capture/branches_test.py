@@ -91,6 +91,14 @@ def written_windows(m, x):
     return y
 
 
+def written_row_of_windows(m, x):
+    def inner(x):
+        y = m.a(x).clone()
+        y.as_strided((2, 4), (1, 1))[1].add_(1)
+        return y
+    return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+
+
 def strided_loop(m, x):
     return m.a(x) + torch.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), x[:3].diagonal()))[1]
 
@@ -100,7 +108,8 @@ def strided_loop(m, x):
     (scanned, r"scan: no equivalent in ONNX ops \(at .*branches_test.py"),
     (strided_loop, r"to have same metadata but found: \(at .*branches_test.py"),
     (written_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
-], ids=["map", "scan", "strided loop", "unfold"])
+    (written_row_of_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
+], ids=["map", "scan", "strided loop", "unfold", "as_strided"])
 def test_is_refused_by_name(forward, why):
     module, (x, target) = make(forward), data(1)[0]
     with pytest.raises(caesura.StepRefused, match=why):

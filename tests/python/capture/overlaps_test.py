@@ -88,14 +88,24 @@ OVERLAPPING = {
 }
 
 
+def call(function):
+    return function()
+
+
+def checkpointed(function):
+    return torch.utils.checkpoint.checkpoint(function, use_reentrant=False)
+
+
 @pytest.mark.parametrize("write", [lambda v: v[0].__setitem__(1, 5.0), lambda v: v.add_(1.0)], ids=["part", "whole"])
-@pytest.mark.parametrize("base", OVERLAPPING)
-def test_writes_to_a_tensor_whose_elements_share_memory(base, write):
+@pytest.mark.parametrize("base, within", [*((base, call) for base in OVERLAPPING), ("result", checkpointed)])
+def test_writes_to_a_tensor_whose_elements_share_memory(base, within, write):
     class Overlapping(Writing):
         def forward(self, x):
-            y, size, stride = OVERLAPPING[base](self, x)
-            write(y.as_strided(size, stride))
-            return y * 1, self.layer(x) + y.as_strided((3, 1), (1, 1))[:, :1].sum()
+            def inner():
+                y, size, stride = OVERLAPPING[base](self, x)
+                write(y.as_strided(size, stride))
+                return y * 1, self.layer(x) + y.as_strided((3, 1), (1, 1))[:, :1].sum()
+            return within(inner)
 
     torch._dynamo.reset()
     caesura.reports.reset()  # each cause is told once

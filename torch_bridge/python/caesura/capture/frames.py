@@ -83,6 +83,7 @@ def first_line(error) -> str:
     return f"{type(error).__name__}: {told.removeprefix(EXPLANATION) if told else lines[0] if lines else ''}"
 
 
+ELEMENTS_SHARE = "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first"
 # A part of PyTorch's message about a failed capture, and our text instead: what the line does, and what to write.
 _READ_AS = {
     "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
@@ -96,7 +97,7 @@ _READ_AS = {
     "mutation on a view chain": "it writes to a view of what as_strided() gives: write to that tensor, or clone it first",
     "This view is the output of a function that returns multiple views": "it writes to one of the parts of split(), unbind() or chunk(): "
                                                                           "clone that part first",
-    "internal overlap": "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first",
+    "internal overlap": ELEMENTS_SHARE,
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
 

@@ -11,7 +11,7 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.capture.aliasing import data_assignments, share_storage, writes_to_saved
+from caesura.capture.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
 from caesura.capture.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext,
@@ -21,7 +21,7 @@ from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOn
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
-from caesura.capture.frames import NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch, why
+from caesura.capture.frames import ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch, why
 from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
@@ -274,6 +274,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
                      f"(at {describe(node)})" for node in data_assignments(graph.graph)]
         problems += [f"it writes to memory that two of the call's tensors share (at {describe(node)})"
                      for node in share_storage(graph.graph)]
+        problems += [f"{ELEMENTS_SHARE} (at {describe(node)})" for part in parts_of(graph) for node in writes_to_overlaps(part.graph)]
         problems += refused_dtensors(graph, loss) + refused_subclasses(graph)
         if problems:
             raise StepRefused("the step cannot be one program:\n" + "\n".join(f"  {p}" for p in problems))

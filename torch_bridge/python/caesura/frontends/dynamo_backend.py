@@ -133,7 +133,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     if shared:  # AOT autograd's graph for it would be for such calls only
         fall_back([("a graph", "it writes to memory that two of its inputs share", describe(n)) for n in shared])
         return plain_forward(module)
-    twice = writes_to_overlaps(module.graph)
+    twice = [node for part in parts_of(module) for node in writes_to_overlaps(part.graph)]
     if twice:
         fall_back([("a graph", "it writes to a tensor whose elements share memory", describe(n)) for n in twice])
         return plain_forward(module)
