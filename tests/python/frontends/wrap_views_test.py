@@ -136,6 +136,25 @@ def test_results_that_were_written_to_lie_as_in_eager(makes):
     assert seen(caesura.wrap(Makes())) == seen(Makes())
 
 
+def test_a_view_of_what_was_detached_before_a_write_gave_it_a_gradient():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = torch.zeros(3, 4).detach()
+            y[0] = self.last(x)[0]
+            return y[::2], y
+
+    module = Writes()
+    with pytest.warns(caesura.FallbackWarning, match="PyTorch makes another view of a result"):
+        ys = caesura.wrap(module)(torch.ones(3, 4))
+    assert all(y.requires_grad for y in ys)
+    ys[0].sum().backward()
+    assert module.last.bias.grad.tolist() == [1] * 4
+
+
 def test_a_caller_may_write_to_a_transposed_result_beside_views():
     class Transposed(nn.Module):
         def __init__(self):

@@ -220,19 +220,22 @@ def views_of_each_other(results) -> list:
 
 
 def views_made_anew_fit(metadata, results) -> bool:
-    """False if PyTorch's record of how to make a result from its base gives another view: an error in each call, or wrong values. It does
-    where a view is detached (PyTorch 2.13 to 2.15). metadata: AOT autograd's; results: the graph's own and the
-    bases, without values."""
+    """False if PyTorch's record of how to make a result from its base gives another view (an error in each call, or wrong values), or
+    one without a gradient. It does where a view is detached (PyTorch 2.13 to 2.15). metadata: AOT autograd's; results: the graph's own
+    and the bases, without values."""
     for result, info in zip(results, metadata.output_info):
         steps = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
         if not info.output_type.name.startswith("alias_of_intermediate") or any(step.has_symbolic_inputs for step in steps):
             continue
         own = info.output_type == OutputType.alias_of_intermediate_base_is_user_output
+        of = results[info.base_idx + (0 if own else len(metadata.output_info))].detach()
         try:
-            made = apply_view_meta_sequence(results[info.base_idx + (0 if own else len(metadata.output_info))], steps)
+            with torch.enable_grad():
+                made = apply_view_meta_sequence(of.requires_grad_(info.requires_grad), steps)
         except RuntimeError:
             return False
-        if made.shape != result.shape or made.stride() != result.stride() or made.storage_offset() != result.storage_offset():
+        if (made.requires_grad != info.requires_grad or made.shape != result.shape or made.stride() != result.stride()
+                or made.storage_offset() != result.storage_offset()):
             return False
     return True
 
