@@ -95,7 +95,7 @@ NamedValues FeedsOf(nanobind::dict feeds);
 // torch.Tensor), a list, or None.
 nanobind::object ObjectOf(const RuntimeValue& value, bool torch);
 
-// The contents of caesura.OrtValue.
+// The contents of caesura.onnxruntime.OrtValue.
 struct OrtValue {
   RuntimeValue value;
   bool read_only = false;  // bytes of somebody else's that may not be written to

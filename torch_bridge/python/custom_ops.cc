@@ -80,7 +80,7 @@ Raises:
 
 Example::
 
-    ops = caesura.CustomOps()
+    ops = caesura.onnxruntime.CustomOps()
     ops.add_library("libmine.so")
     session = caesura.TrainingSession("net.onnx", custom_ops=ops))")
       .def(nb::init<>())

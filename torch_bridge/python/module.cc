@@ -55,7 +55,7 @@ constexpr char kSuspendedDoc[] =
     R"(A step was suspended before one of its nodes, and waits.
 
 Raised by the steps of a TrainingSession once `suspend` is true, or at a signal that suspend_on() names. Nothing is
-lost: resume_step() ends the step, save() writes it down, and restore() takes it up in another process.
+lost: resume() ends the step, save() writes it down, and restore() takes it up in another process.
 
 Example::
 

@@ -122,7 +122,7 @@ Raises:
 
 Example::
 
-    value = caesura.OrtValue.ortvalue_from_numpy(images)
+    value = caesura.onnxruntime.OrtValue.ortvalue_from_numpy(images)
     binding.bind_ortvalue_input("images", value))");
   value
       .def_static(
