@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import caesura  # noqa: E402
 from compile_step_edges_test import data, make, steps_as_eager  # noqa: E402
 
-F = torch.nn.functional
+F, nn = torch.nn.functional, torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 
 
@@ -46,11 +46,16 @@ def loop(m, x):
     return torch.while_loop(lambda i, y: i < x[0, 0].abs() + 2, lambda i, y: (i + 1, m.a(y).tanh()), start)[1]
 
 
+def filled_in_another_layout(m, x):
+    return m.a(x).t().index_fill(0, torch.tensor([1]), 0.5).t()
+
+
 OFFSETS = [0, 2, 4, 5]
 CASES = {
     "cond": lambda m, x: torch.cond(x.sum() > 0, lambda a: m.a(a), lambda a: m.b(a) * 2, (x,)),
     "cond of a computed value": lambda m, x: m.b(torch.cond(m.a(x).sum() > 0, torch.sin, torch.cos, (m.a(x),))),
     "nested": nested, "two results": two_results, "without gradients": without_gradients, "written after": written_after, "loop": loop,
+    "filled in another layout": filled_in_another_layout,
     "bags": lambda m, x: F.embedding_bag(torch.tensor([[0, 1], [1, 2], [2, 2], [0, 0]]), m.a(x)),
     "bags by offsets": lambda m, x: F.embedding_bag(torch.tensor([0, 1, 1, 2, 2, 2, 0]), m.a(x), torch.tensor(OFFSETS), mode="max"),
 }
@@ -99,8 +104,24 @@ def written_row_of_windows(m, x):
     return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
 
 
+def looped(y):
+    if not torch.compiler.is_dynamo_compiling():
+        return y * 0.25
+    return torch.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), y))[1]
+
+
+def written_view_of_a_loop(m, x):
+    y = looped(m.a(x))
+    y[..., -1:] += 1
+    return y
+
+
+def loop_then_checkpoint(m, x):
+    return torch.utils.checkpoint.checkpoint(torch.sin, looped(m.a.bias.sin()), use_reentrant=False) + m.a(x)
+
+
 def strided_loop(m, x):
-    return m.a(x) + torch.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), x[:3].diagonal()))[1]
+    return m.a(x) + looped(x[:3].diagonal())
 
 
 @pytest.mark.parametrize("forward, why", [
@@ -109,8 +130,22 @@ def strided_loop(m, x):
     (strided_loop, r"to have same metadata but found: \(at .*branches_test.py"),
     (written_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
     (written_row_of_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
-], ids=["map", "scan", "strided loop", "unfold", "as_strided"])
+    (written_view_of_a_loop, r"a view of what an autograd.Function or a loop gives: clone that first \(at .*branches_test.py"),
+    (loop_then_checkpoint, r"whose strides no trace knows: call it outside of the checkpoint \(at .*branches_test.py"),
+], ids=["map", "scan", "strided loop", "unfold", "as_strided", "view of a loop", "loop then checkpoint"])
 def test_is_refused_by_name(forward, why):
     module, (x, target) = make(forward), data(1)[0]
-    with pytest.raises(caesura.StepRefused, match=why):
+    with pytest.raises(caesura.StepRefused, match=why) as refused:
         caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1))(x, target)
+    assert refused.value.__cause__ is None  # PyTorch's error says no more
+
+
+def test_a_hook_of_all_modules_that_fails_on_a_branch_is_named():
+    module = make(lambda m, x: torch.cond(x.mean() < 0, lambda t, w: t * w, lambda t, w: t + w, (x, m.a.bias)))
+    step = caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1), dynamic=True)
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, given: tuple(t.detach() for t in given))
+    try:
+        with pytest.raises(caesura.StepRefused, match="the hooks of all modules for the graphs within a graph.*branches_test.py"):
+            step(*data(1)[0])
+    finally:
+        handle.remove()

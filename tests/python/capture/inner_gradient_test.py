@@ -141,6 +141,32 @@ def test_norms(norm):
     agrees(Net(force, net=nn.Sequential(nn.Linear(4, 16), norm(), nn.SiLU(), nn.Linear(16, 2))), (6, 4), rate=0.01)
 
 
+def beside(self, x):
+    """Gradients of numbers, and layers that see numbers only: autograd follows the layers by their parameters."""
+    other = x.detach().requires_grad_(True)
+    slope, = grad((other * other).sin().sum(), other, create_graph=True)
+    return (self.net(x) * slope).sum()
+
+
+@pytest.mark.parametrize("layers", [lambda: [nn.BatchNorm1d(4).eval()]], ids=["fixed batch norm"])
+def test_layers_beside(layers):
+    agrees(Net(beside, net=nn.Sequential(*layers())), (6, 4))
+
+
+def looked_up(self, x):
+    h = F.linear(x, self.table.weight) + self.table(torch.tensor([1]))
+    slope, = grad(h.sin().sum(), h)
+    return (h * slope).square().mean()
+
+
+def test_of_a_table_whose_gradient_is_sparse():
+    ours, plain = (Net(looked_up, table=nn.Embedding(4, 4, sparse=True)) for _ in range(2))
+    plain.load_state_dict(ours.state_dict())
+    data = [[torch.randn(3, 4)] for _ in range(2)]
+    step = caesura.compile_step(ours, None, torch.optim.SGD(ours.parameters(), lr=0.05))
+    assert [step(*batch).item() for batch in data] == pytest.approx(trained(plain, plain, data, 0.05), rel=2e-5)
+
+
 def test_batch_norm_counts_its_batches_once():
     module = Net(force, net=nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     step = caesura.compile_step(module, None, torch.optim.SGD(module.parameters(), lr=1e-2))

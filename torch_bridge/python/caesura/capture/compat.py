@@ -162,7 +162,7 @@ _FIELDS = {
         "num_tensors_saved_with_no_vc_check", "output_info", "subclass_fw_graph_out_meta", "subclass_inp_meta", "tokens"),
     "torch._functorch._aot_autograd.schemas.InputAliasInfo": (
         "mutates_data", "mutates_metadata", "mutations_under_no_grad_or_inference_mode", "requires_grad"),
-    "torch._functorch._aot_autograd.schemas.OutputAliasInfo": ("base_idx", "output_type", "requires_grad_for_backward"),
+    "torch._functorch._aot_autograd.schemas.OutputAliasInfo": ("base_idx", "output_type", "requires_grad", "requires_grad_for_backward"),
     "torch._dynamo.exc.TorchDynamoException": ("frame_exec_strategy",),
     "torch._dynamo.exc.Unsupported": ("gb_type", "logged", "real_stack"),
     "torch._dynamo.exc.BackendCompilerFailed": ("inner_exception",),

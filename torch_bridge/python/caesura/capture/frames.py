@@ -84,6 +84,7 @@ def first_line(error) -> str:
 
 
 ELEMENTS_SHARE = "it writes to a tensor whose elements share memory, as those of unfold() do: clone it first"
+HOOKS_WITHIN = "PyTorch would call the hooks of all modules for the graphs within a graph, too (branches, loops, checkpoints)"
 # A part of PyTorch's message about a failed capture, and our text instead: what the line does, and what to write.
 _READ_AS = {
     "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
@@ -98,6 +99,10 @@ _READ_AS = {
     "This view is the output of a function that returns multiple views": "it writes to one of the parts of split(), unbind() or chunk(): "
                                                                           "clone that part first",
     "internal overlap": ELEMENTS_SHARE,
+    "view was created inside a custom Function": "it writes to a view of what an autograd.Function or a loop gives: "
+                                                  "clone that first",
+    "is None when lifting it to input": "a checkpoint or branch over the result of a loop, whose strides no trace knows: call it "
+                                        "outside of the checkpoint",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
 

@@ -160,21 +160,34 @@ def reached_inputs(graph: torch.fx.GraphModule, loss: torch.fx.Node) -> set:
     return {i for i, node in enumerate(inputs) if node in leads}
 
 
+def _sparse(node):
+    """(the call's arguments by name, the one by which its gradients are sparse in eager), or None."""
+    try:
+        named = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except (TypeError, ValueError):
+        named = node.kwargs
+    names = [name for name in ("sparse", "sparse_grad") if node.op == "call_function" and named.get(name) is True]
+    return (named, names[0]) if names else None
+
+
 def sparse_inputs(graph: torch.fx.GraphModule) -> set:
     """The positions of dynamo's inputs whose gradients are sparse in eager: embeddings with sparse=True alone read them."""
-    def is_sparse(node):
-        try:
-            named = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
-        except (TypeError, ValueError):
-            named = node.kwargs
-        return node.op == "call_function" and True in (named.get("sparse"), named.get("sparse_grad"))
-
     found = set()
     for i, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         readers = [user for user in node.users if any(map(is_tracked, tensors_of(user)))]
-        if readers and all(map(is_sparse, readers)):
+        if readers and all(map(_sparse, readers)):
             found.add(i)
     return found
+
+
+def take_dense(graph: torch.fx.GraphModule):
+    """Makes gradients dense that calls would have sparse: PyTorch traces no sparse tensors."""
+    for node in graph.graph.nodes:
+        if (found := _sparse(node)) is not None:
+            named, name = found
+            given = len(node.args) if named is node.kwargs else 0  # an operator in C++ takes it by name
+            node.args, node.kwargs = node.args[:given], {**named, name: False}
+    graph.recompile()
 
 
 def stop_at_cuts(module: torch.fx.GraphModule):

@@ -21,7 +21,8 @@ from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOn
 from caesura.capture.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
 from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
-from caesura.capture.frames import ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch, why
+from caesura.capture.frames import (ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch,
+                                    why)
 from caesura.capture.fx_meta import describe
 from caesura.capture.gpu_attention import take_attention
 from caesura.capture.layout import lay_arguments
@@ -32,7 +33,7 @@ from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
 from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_by_autograd,
-                                           reached_inputs, record, sparse_inputs, takes_gradients)
+                                           reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
 from caesura.capture.subclasses import refused_subclasses
 from caesura.capture.tensor_hooks import place_hooks
 from caesura.errors import StepRefused
@@ -286,6 +287,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         captured, table = [], decompositions(KEPT)
         has_more = any(map(adds_detaches, parts_of(graph)))
         if differentiates:
+            for part in parts_of(graph):
+                take_dense(part)
             record(graph)
             table |= get_decompositions(DECOMPOSED_TWICE)
 

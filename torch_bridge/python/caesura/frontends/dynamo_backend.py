@@ -121,7 +121,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     if options:
         raise frames.OptionError(f"backend 'caesura' has no options {sorted(options)}")
     if len(parts_of(module)) > 1 and any(global_hooks()):
-        raise RuntimeError("PyTorch would call the hooks of all modules for the graphs within a graph, too (branches, loops, checkpoints)")
+        raise RuntimeError(frames.HOOKS_WITHIN)
     for node in writes_to_saved(module):  # whose backward raises an error in eager, and not where Dynamo's graph runs in eager
         raise RuntimeError(f"it writes to what an autograd.Function has saved for its backward (at {describe(node)})")
     example_inputs = take_as_given(module, example_inputs)

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from caesura.capture.compat import backward_hooks, global_backward_hooks, has_accumulation_hooks, has_hooks
-from caesura.capture.frames import first_line, place_of
+from caesura.capture.compat import backward_hooks, global_backward_hooks, global_hooks, has_accumulation_hooks, has_hooks
+from caesura.capture.frames import HOOKS_WITHIN, first_line, is_known, place_of, why
 from caesura.errors import StepRefused
 
 
@@ -36,5 +36,7 @@ def raise_as_eager(step: Any, error: Exception, args: tuple[Any, ...], kwargs: d
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-    raise StepRefused(f"the step cannot be one program: its capture fails where eager goes on: {first_line(error)} "
-                      f"(at {place_of(error)})") from error
+    if any(global_hooks()) and "GraphModule()" in str(error):  # a hook that fails on the graph's arguments
+        raise StepRefused(f"the step cannot be one program: {HOOKS_WITHIN} (at {place_of(error)})")
+    told = why(error) if is_known(error) else f"its capture fails where eager goes on: {first_line(error)}"
+    raise StepRefused(f"the step cannot be one program: {told} (at {place_of(error)})") from None if is_known(error) else error

@@ -151,7 +151,8 @@ _FORWARD = {
 KEPT = set(TABLE) | set(CONVENTIONS) | set(_FORWARD) | DRAWS | {aten.special_log_ndtr.default, aten.renorm.default}
 # To be decomposed in a forward that takes gradients: our rules do not differentiate what our ops have for these.
 DECOMPOSED_TWICE = {aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
-                    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit_no_training.default}
+                    aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
+                    aten._native_batch_norm_legit_no_training.default}
 
 
 def _is_left_twice(node):

@@ -401,7 +401,7 @@ def to_copy(w, node, x, *options):
 
 
 @register(aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default,
-        aten.contiguous.default)
+        aten.contiguous.default, torch.ops.prims.copy_strided.default)
 def same(w, node, x, *options):
     return x
 
