@@ -49,7 +49,11 @@ def environment(system: str, threads: int, folder: pathlib.Path, compile_cache: 
     env["TORCHINDUCTOR_CACHE_DIR"] = compile_cache or str(folder / f"inductor-{system}")
     env["CAESURA_PROGRAM_CACHE"] = str(pathlib.Path(compile_cache, "programs")) if compile_cache else "off"
     if not SYSTEMS[system].imports_caesura:
-        env["PYTHONPATH"] = str(HERE.parent)  # this package under the name `bench`
+        alone = folder / "alone"  # this package under the name `bench`; caesura's typing and onnxruntime are not those of the system
+        alone.mkdir(exist_ok=True)
+        if not (alone / "bench").exists():
+            (alone / "bench").symlink_to(HERE)
+        env["PYTHONPATH"] = str(alone)
     return env
 
 
