@@ -273,8 +273,8 @@ def step_of(name):
 
 
 def is_rounding(mean, exact):
-    """Where a mean of eager's gradients by Adam is rounding: another number in float64, or so small there that it can be nothing
-    else. Adam divides it by its own size, so that it moves the parameter by the whole rate."""
+    """A mask of the elements of Adam's mean gradient (`exp_avg`) that are rounding errors only: eager in float64 has another number
+    there, or the element is below 1e-13. Adam divides such an element by its own size, and so moves the parameter by the whole rate."""
     return ((mean - exact).abs() > 1e-3 * exact.abs()) | ((mean != 0) & (mean.abs() < 1e-13))
 
 

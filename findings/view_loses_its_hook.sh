@@ -3,8 +3,8 @@
 # PyTorch 2.13.0, eager: a tensor's hook is not called, without a word, if the tensor is a view and a detached alias of it was
 # written to before the backward. A view makes its node anew once its memory has changed, and the hook stays at the old one.
 #
-# Whether a result is a view is hard to see: nn.Linear gives one for an input of one dimension, and none for a batch. So the
-# same module with the same hook has other gradients by the number of dimensions of its input.
+# nn.Linear returns a view for an input of one dimension, and a tensor of its own for a batch. So the same module with the same
+# hook has different gradients for inputs with and without a batch dimension.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

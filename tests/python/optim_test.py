@@ -15,7 +15,7 @@ from caesura import optim  # noqa: E402
 
 NAMES = [name for name in optim.__all__ if name != "Optimizer"]
 OURS = {"Lamb", "Lion"}  # which PyTorch does not have
-# Of PyTorch's own way to compute, and of its tensors.
+# Arguments of PyTorch's optimizers that choose how PyTorch computes, or that are tensors: ours have none of them.
 NOT_OURS = {"self", "params", "foreach", "fused", "capturable", "differentiable"}
 # Other values than the defaults, so that an argument that goes astray shows.
 OTHERS = {"lr": 0.02, "momentum": 0.8, "dampening": 0.1, "weight_decay": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "amsgrad": True,

@@ -66,7 +66,7 @@ class RankGroup {
   void EndStep(const RunResult& result);
 
   // Writes the checkpoint, of what is whole on each rank, to a file that any number of ranks reads.
-  // Where state is divided all ranks call it, rank 0 gets all parts and writes the file, and all
+  // If state is divided, all ranks call it: rank 0 gets all parts and writes the file, and all
   // learn whether it is there. Fails with kUnsupported where ranks have parts that it would lack.
   Status Save(Checkpoint checkpoint, const std::string& path) const;
   // Lists what the checkpoint lacks for this rank's parts of state, a line each. `mid_update`: it

@@ -41,9 +41,11 @@ std::string Misfit(const std::string& name, const Tensor* found, const Tensor& o
          ", the session has " + DTypeName(own.dtype()) + own.shape().ToString();
 }
 
-Status StepWaits() { return InvalidArgument("a step waits; ResumeStep or DropStep first"); }
-
 }  // namespace
+
+Status SessionParameters::CheckNoStepWaits() const {
+  return step_waits_ ? InvalidArgument("a step waits; ResumeStep or DropStep first") : Status();
+}
 
 std::vector<std::string> SessionParameters::Names() const {
   std::vector<std::string> out;
@@ -85,7 +87,7 @@ Result<Tensor> SessionParameters::Get(const std::string& name) const {
 }
 
 Status SessionParameters::Set(const std::string& name, const Tensor& value) {
-  if (step_waits_) return StepWaits();
+  RETURN_IF_ERROR(CheckNoStepWaits());
   if (Value* frozen = model_.graph->FindValue(name);
       set_.Find(name) < 0 && model_.graph->Initializer(frozen)) {
     const Tensor own = *model_.graph->Initializer(frozen);
@@ -104,7 +106,7 @@ Status SessionParameters::Set(const std::string& name, const Tensor& value) {
 }
 
 Status SessionParameters::Bind(const std::string& name, Tensor value) {
-  if (step_waits_) return StepWaits();
+  RETURN_IF_ERROR(CheckNoStepWaits());
   RETURN_IF_ERROR(CheckNotDivided(name));
   ASSIGN_OR_RETURN(const int i, FindReplaceable(set_, name, value));
   const Device device = set_.tensor(i).device();

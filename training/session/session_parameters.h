@@ -88,6 +88,8 @@ class SessionParameters {
   bool IsAccumulator(int i) const { return set_.name(i).rfind("accumulator.", 0) == 0; }
   // While a step waits no parameter is set.
   void set_step_waits(bool waits) { step_waits_ = waits; }
+  // Fails with kInvalidArgument while a step waits.
+  Status CheckNoStepWaits() const;
   void set_lost(std::optional<std::vector<std::string>> names) { lost_ = std::move(names); }
 
   // Adds what is whole, and the frozen values that were set; sums of gradients with `has_sums`.

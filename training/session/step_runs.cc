@@ -138,8 +138,7 @@ Result<std::unique_ptr<Program>> StepRuns::MakeStepInParts(const Model& model, b
       !step.keep_outputs.empty()) {
     return InvalidArgument(
         "retry in parts: expected accumulation_steps 1 and at most one logical shard, no float16, "
-        "and "
-        "no gradients or outputs that are kept");
+        "and no gradients or outputs that are kept");
   }
   step.accumulation_steps = 0;
   step.mean_over = MeanOver::kBatches;
@@ -229,7 +228,7 @@ Result<double> StepRuns::Step(bool is_update, const NamedValues& feeds,
                               std::vector<ExecutionObserver*> observers) try {
   if (parameters_.lost())
     return InvalidArgument("an earlier step or Restore failed midway: " + WayBack());
-  if (suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
+  RETURN_IF_ERROR(parameters_.CheckNoStepWaits());
   RETURN_IF_ERROR(Refresh());
   Program& program = ProgramOf(is_update);
   ASSIGN_OR_RETURN(

@@ -111,7 +111,7 @@ Status TrainingSession::ExportModel(const std::string& path,
 }
 
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
-  if (runs_->suspended()) return InvalidArgument("a step waits; ResumeStep or DropStep first");
+  RETURN_IF_ERROR(parameters_->CheckNoStepWaits());
   const bool had_others = ranks_->plan().has_others();
   RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
   const bool has_others = ranks_->plan().has_others();

@@ -86,7 +86,7 @@ class TrainingSession {
   // Forward and loss in evaluation mode (running statistics, no dropout); nothing changes. Fails
   // with kSuspended, as Predict does, where it is suspended (RunControl): call it again then.
   Result<Evaluation> Evaluate(const NamedValues& feeds) { return runs_->Evaluate(feeds); }
-  // Forward in evaluation mode; the feeds are the model's inputs alone.
+  // Runs the forward in evaluation mode. The feeds are the model's inputs, without targets.
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds) {
     return runs_->Predict(feeds);
   }

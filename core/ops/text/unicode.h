@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the string ops need of Unicode: white space, and case mapped one to one. Independent of the
-// process's locale.
+// White space and upper and lower case of Unicode, for the string ops. A letter is mapped to one
+// letter. The process's locale changes nothing.
 #ifndef CAESURA_CORE_OPS_TEXT_UNICODE_H_
 #define CAESURA_CORE_OPS_TEXT_UNICODE_H_
 

@@ -147,7 +147,7 @@ class Drops(torch.autograd.Function):
 
 
 class MakesForTwo(torch.nn.Module):
-    """What a Function made goes into a graph, one of whose results depends on it."""
+    """A Function's result is an input of a graph, and only one of the graph's two results depends on it."""
 
     def __init__(self):
         super().__init__()

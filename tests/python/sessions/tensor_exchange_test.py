@@ -25,7 +25,7 @@ TOP = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_the_tables_of_dtypes_agree():
-    """Those of C++ (dtype.h, torch_tensor.cc) and dtypes.py."""
+    """The table of dtypes.py says the same as those of C++ (dtype.h, torch_tensor.cc)."""
     header, source = ((TOP / path).read_text() for path in ("core/tensor/dtype.h", "torch_bridge/torch_tensor.cc"))
     numbers = {name: int(number) for name, number in re.findall(r"^  k(\w+) = (\d+),", header, re.M)}
     named = {number: name.replace("_", "") for name, number in NUMBERS.items()} | {0: "undefined", 8: "string"}

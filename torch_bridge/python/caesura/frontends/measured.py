@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled step tells of itself: its plan, its memory, its loss on other data, and a page about a call."""
+"""The methods of a compiled step that report on it: plan(), memory, evaluate() and report()."""
 
 from collections.abc import Callable
 from typing import Any
