@@ -117,7 +117,7 @@ def test_calls_without_a_cuda_kernel_are_pytorchs(cuda):  # noqa: F811
 
 @pytest.mark.parametrize("form", ["causal", "mask", "grouped"])
 def test_attention_that_is_refused_is_pytorchs(cuda, monkeypatch, form):  # noqa: F811
-    from caesura.capture import gpu_attention
+    from caesura.rewrites import gpu_attention
     from caesura.runtime import graph_executor
 
     left = {target: rule for target, rule in graph_executor.TABLE.items() if target not in gpu_attention.IN_PARTS}

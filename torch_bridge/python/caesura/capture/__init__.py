@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a module's code to a graph: Dynamo's side, and rewrites of the captured graph."""
+"""From a module's code to a graph: Dynamo's side."""

@@ -11,31 +11,31 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.capture.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
-from caesura.capture.autograd_function import parts_of, take_functions
+from caesura.rewrites.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
+from caesura.rewrites.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext,
                                     UncapturedHigherOrderOpError, Unsupported, UserError,
                                     aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
                                     takes_hooks, tree_map_only)
-from caesura.capture.complex_numbers import in_pairs
+from caesura.rewrites.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
-from caesura.capture.dtensors import drop_meshes, is_dtensor, refused_dtensors
+from caesura.rewrites.dtensors import drop_meshes, is_dtensor, refused_dtensors
 from caesura.capture.frames import (ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch,
                                     why)
-from caesura.capture.fx_meta import describe
-from caesura.capture.gpu_attention import take_attention
-from caesura.capture.layout import lay_arguments
-from caesura.capture.linalg_checks import join_checks
+from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.gpu_attention import take_attention
+from caesura.rewrites.layout import lay_arguments
+from caesura.rewrites.linalg_checks import join_checks
 from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.capture.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_by_autograd,
+from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_by_autograd,
                                            reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
-from caesura.capture.subclasses import refused_subclasses
-from caesura.capture.tensor_hooks import place_hooks
+from caesura.rewrites.subclasses import refused_subclasses
+from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.errors import StepRefused
 from caesura.frontends.export import Exported, tensors_by_name
 from caesura.frontends.measured import Measured

@@ -10,23 +10,23 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.aliasing import (as_views, data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
+from caesura.rewrites.aliasing import (as_views, data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
                                       plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_made_anew_fit,
                                       views_of_each_other, views_past_autograd, writes_to_overlaps, writes_to_saved)
-from caesura.capture.autograd_function import parts_of
+from caesura.rewrites.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
-from caesura.capture.complex_numbers import in_pairs, share_complex
+from caesura.rewrites.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
-from caesura.capture.double_backward import differentiable_again
-from caesura.capture.fx_meta import describe
-from caesura.capture.gpu_attention import take_attention
-from caesura.capture.grouped_query_attention import take_unrepeated
-from caesura.capture.layout import lay_results
+from caesura.rewrites.double_backward import differentiable_again
+from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.gpu_attention import take_attention
+from caesura.rewrites.grouped_query_attention import take_unrepeated
+from caesura.rewrites.layout import lay_results
 from caesura.capture.ops.recurrent import by_layers
-from caesura.capture.partition import partition
+from caesura.rewrites.partition import partition
 from caesura.capture.python_rng import take_as_given
-from caesura.capture.stop_gradient import takes_gradients
+from caesura.rewrites.stop_gradient import takes_gradients
 from caesura.lowering import TABLE
 from caesura.errors import StrictError
 from caesura.reports import fall_back, note_detour

@@ -7,13 +7,13 @@ import torch
 from onnx.helper import make_attribute
 
 from caesura import torch_kernels
-from caesura.capture import autograd_function
+from caesura.rewrites import autograd_function
 from caesura.capture.compat import OpOverload
-from caesura.capture.complex_numbers import has_complex
+from caesura.rewrites.complex_numbers import has_complex
 from caesura.capture.derivatives import derivative, tensors_given
-from caesura.capture.fx_meta import describe, is_read, is_symbolic, plain, result
+from caesura.rewrites.fx_meta import describe, is_read, is_symbolic, plain, result
 from caesura.capture.rng_inputs import DRAWS, Draw
-from caesura.capture.stop_gradient import stop_at_cuts
+from caesura.rewrites.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, arguments_of, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type

@@ -12,10 +12,10 @@ import torch
 
 from caesura import _core
 from caesura.capture.compat import is_view
-from caesura.capture.complex_numbers import has_complex
-from caesura.capture.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
-from caesura.capture.gpu_attention import IN_PARTS
-from caesura.capture.layout import as_traced, lay_arguments
+from caesura.rewrites.complex_numbers import has_complex
+from caesura.rewrites.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
+from caesura.rewrites.gpu_attention import IN_PARTS
+from caesura.rewrites.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
 from caesura.lowering.importer import Importer

@@ -8,10 +8,10 @@ import torch
 from onnx import helper
 
 from caesura import _core
-from caesura.capture.aliasing import share_memory
+from caesura.rewrites.aliasing import share_memory
 from caesura.capture.compat import OutputType, TracingContext, unset_fake_temporarily
-from caesura.capture.dtensors import held, is_dtensor
-from caesura.capture.fx_meta import describe
+from caesura.rewrites.dtensors import held, is_dtensor
+from caesura.rewrites.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
 from caesura.capture.sources import input_names
 from caesura.errors import StepRefused

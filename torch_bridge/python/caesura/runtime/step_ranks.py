@@ -3,7 +3,7 @@
 
 import torch
 
-from caesura.capture.dtensors import is_dtensor
+from caesura.rewrites.dtensors import is_dtensor
 from caesura.errors import StepRefused
 from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
 from caesura.runtime.step_shards import StepShards

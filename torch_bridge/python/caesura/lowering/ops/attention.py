@@ -5,7 +5,7 @@ import struct
 
 import torch
 
-from caesura.capture.fx_meta import is_read, result
+from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions, forward and backward."""
 
-from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
 

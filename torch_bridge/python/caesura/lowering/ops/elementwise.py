@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from caesura.capture.fx_meta import result
+from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, same_shape
 from caesura.lowering.registry import TABLE, Refused, aten, register
 

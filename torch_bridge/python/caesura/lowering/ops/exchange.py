@@ -6,7 +6,7 @@ The ops, their shapes and gradients: core/ops/collectives/ops.cc.
 
 import torch
 
-from caesura.capture.fx_meta import result
+from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN
 from caesura.lowering.registry import Refused
 

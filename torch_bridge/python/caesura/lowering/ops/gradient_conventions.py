@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from caesura.capture.fx_meta import result
+from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
 from caesura.lowering.ops.elementwise import operand, sign
 from caesura.lowering.ops.indexing import broadcast_shape

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from caesura.capture.fx_meta import result
+from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, register

@@ -5,7 +5,7 @@ import torch
 
 import caesura.capture.ops.check  # noqa: F401  the operators
 import caesura.capture.ops.ctc  # noqa: F401
-from caesura.capture.fx_meta import is_read, result
+from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor
 from caesura.lowering.registry import Refused, aten, register
 

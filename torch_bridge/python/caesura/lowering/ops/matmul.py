@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products. A matrix made by flattening a tensor of rows is read, and returned, as that tensor."""
 
-from caesura.capture.fx_meta import result
+from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import aten, register

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
 

@@ -4,7 +4,7 @@
 import torch
 
 import caesura.capture.ops.recurrent  # noqa: F401  the operators
-from caesura.capture.fx_meta import is_read, result
+from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import register
 

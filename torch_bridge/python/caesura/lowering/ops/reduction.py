@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from caesura.capture.fx_meta import is_read, result
+from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
 from caesura.lowering.registry import Refused, aten, register
 

@@ -3,7 +3,7 @@
 
 import torch
 
-from caesura.capture.fx_meta import is_read, is_static, result
+from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, register

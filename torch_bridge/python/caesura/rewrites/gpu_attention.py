@@ -9,7 +9,7 @@ import types
 
 import torch
 
-from caesura.capture.autograd_function import parts_of
+from caesura.rewrites.autograd_function import parts_of
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _MODULES = torch.nn.functional.multi_head_attention_forward

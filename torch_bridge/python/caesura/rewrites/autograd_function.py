@@ -9,7 +9,7 @@ returns the tensor unchanged.
 import torch
 
 from caesura.capture.compat import APPLIES_FUNCTION, NON_DIFFERENTIABLE, detect_fake_mode, make_fx, set_grad_enabled, tree_leaves
-from caesura.capture.fx_meta import describe
+from caesura.rewrites.fx_meta import describe
 
 _library = torch.library.Library("caesura", "FRAGMENT")
 _library.define("with_gradient(Tensor[] values, Tensor[] inputs, Tensor[] saved, int function) -> Tensor[]")

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 import caesura  # noqa: E402
-from caesura.capture.aliasing import share_memory  # noqa: E402
+from caesura.rewrites.aliasing import share_memory  # noqa: E402
 
 
 class Writing(nn.Module):

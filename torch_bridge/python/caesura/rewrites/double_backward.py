@@ -10,7 +10,7 @@ import torch
 
 from caesura.capture.compat import TorchDispatchMode, base, enable_python_dispatcher, version
 from caesura.capture.decompositions import corrected
-from caesura.capture.fx_meta import devices_of, draws, is_tensor
+from caesura.rewrites.fx_meta import devices_of, draws, is_tensor
 from caesura.reports import fall_back
 from caesura.user_code import calling_line, is_users
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import caesura
-from caesura.capture.partition import partition
+from caesura.rewrites.partition import partition
 
 BATCH, HEADS, TIME, WIDTH = 2, 6, 9, 8
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

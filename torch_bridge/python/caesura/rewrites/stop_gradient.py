@@ -11,10 +11,10 @@ import logging
 
 import torch
 
-from caesura.capture.autograd_function import Function
+from caesura.rewrites.autograd_function import Function
 from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
-from caesura.capture.fx_meta import describe
-from caesura.capture.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
+from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
 
 aten = torch.ops.aten
 _UNRECORDED = "caesura_unrecorded"  # of calls that autograd does not record

@@ -13,10 +13,10 @@ import operator
 
 import torch
 
-from caesura.capture.autograd_function import Function, value_of_first
+from caesura.rewrites.autograd_function import Function, value_of_first
 from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
 from caesura.capture.frames import first_line
-from caesura.capture.fx_meta import describe
+from caesura.rewrites.fx_meta import describe
 
 MARK = "caesura_cut"
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 import caesura
-from caesura.capture.partition import partition
+from caesura.rewrites.partition import partition
 
 aten = torch.ops.aten
 

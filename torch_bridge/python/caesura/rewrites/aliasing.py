@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 
 from caesura.capture.compat import (APPLIES_FUNCTION, OutputType, apply_view_meta_sequence, base, force_recompile, get_data, has_hooks,
                                     is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id, tree_leaves)
-from caesura.capture.shared_memory import is_tracked, name_of, tensors_of, written_to
+from caesura.rewrites.shared_memory import is_tracked, name_of, tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
 

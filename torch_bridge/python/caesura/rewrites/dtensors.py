@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from caesura.capture.fx_meta import describe, is_static
+from caesura.rewrites.fx_meta import describe, is_static
 
 
 def is_dtensor(value) -> bool:

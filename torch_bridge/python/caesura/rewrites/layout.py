@@ -6,7 +6,7 @@ A value gets a copy in PyTorch's layout if a user sees it, or if a call depends 
 
 import torch
 
-from caesura.capture.fx_meta import is_static, makes_view
+from caesura.rewrites.fx_meta import is_static, makes_view
 
 aten = torch.ops.aten
 _CALLS = (aten.as_strided.default, aten.as_strided_scatter.default)

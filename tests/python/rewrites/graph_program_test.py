@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import caesura  # noqa: E402
 
-from caesura.capture import fx_meta  # noqa: E402
+from caesura.rewrites import fx_meta  # noqa: E402
 from caesura.runtime.graph_executor import GraphProgram, RunStep  # noqa: E402
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from caesura.capture.compat import detect_fake_mode, make_fx, tree_leaves, tree_map
-from caesura.capture.fx_meta import storage_of
+from caesura.rewrites.fx_meta import storage_of
 
 aten = torch.ops.aten
 # Calls that apply to the real and the imaginary part separately. The first argument is complex: a tensor, or a list of

@@ -9,9 +9,9 @@ is moved to right after the call that made the tensor, or last wrote to it.
 import torch
 
 from caesura.capture.compat import set_grad_enabled, symbolic_convert
-from caesura.capture.fx_meta import describe
-from caesura.capture.shared_memory import is_tracked, storage_of, tensors_of, written_to
-from caesura.capture.stop_gradient import FailsInEager
+from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.shared_memory import is_tracked, storage_of, tensors_of, written_to
+from caesura.rewrites.stop_gradient import FailsInEager
 
 
 def place_hooks(graph: torch.fx.GraphModule) -> list:

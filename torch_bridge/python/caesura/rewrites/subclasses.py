@@ -3,8 +3,8 @@
 
 import torch
 
-from caesura.capture.dtensors import is_dtensor
-from caesura.capture.fx_meta import describe
+from caesura.rewrites.dtensors import is_dtensor
+from caesura.rewrites.fx_meta import describe
 
 
 def refused_subclasses(graph: torch.fx.GraphModule) -> list:

@@ -13,8 +13,8 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
-from caesura.capture.fx_meta import draws, makes_view, storage_of
-from caesura.capture.grouped_query_attention import take_unrepeated
+from caesura.rewrites.fx_meta import draws, makes_view, storage_of
+from caesura.rewrites.grouped_query_attention import take_unrepeated
 
 aten = torch.ops.aten
 _UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
