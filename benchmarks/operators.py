@@ -28,7 +28,7 @@ import warnings
 import torch
 from aten_nodes import Record, samples_of, selected, selection
 from functorch.compile import aot_function
-from special_fills import fills_of
+from generators.special_fills import fills_of
 from torch._decomp import get_decompositions
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -7,7 +7,7 @@
 
 A program is a module of 4 to 12 statements: views, writes in place, detach, no_grad, .data, foreach, buffers, norms that
 are called several times, cond, autograd.Functions, tied weights, draws. Between its three calls hooks come and go, and
-parameters, buffers and modes change. program_features.py holds the table of statements; to add one is to add a function.
+parameters, buffers and modes change. generators/program_features.py holds the table of statements; to add one is to add a function.
 Sizes are 1 to 4. Rules that begin at some size (how many bytes of gradients are handed out at a time, how many captures are
 kept) are forced for a part of the programs.
 
@@ -38,8 +38,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CAESURA_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from program_draw import smaller  # noqa: E402
-from program_runs import OUTCOMES, ROUTES, check, drawn  # noqa: E402
+from generators.program_draw import smaller  # noqa: E402
+from generators.program_runs import OUTCOMES, ROUTES, check, drawn  # noqa: E402
 
 import caesura  # noqa: E402
 

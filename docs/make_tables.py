@@ -3,7 +3,7 @@
 docs/guides/rank_costs.md from the results of the model of many ranks.
 
     python -m caesura.bench --json benchmarks/results/2026-11-25.json             measures; the file's name is the day
-    python benchmarks/rank_model.py --json benchmarks/results/rank_costs.json     predicts
+    python benchmarks/ranks/rank_model.py --json benchmarks/results/rank_costs.json     predicts
     python docs/make_tables.py                                                    writes the tables
 
 Of the bench's files the newest counts. A table stands between `<!-- steps -->`, or the name of another table, and
@@ -16,7 +16,7 @@ import re
 import sys
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TOP / "benchmarks"))
+sys.path.insert(0, str(TOP / "benchmarks" / "ranks"))
 
 import rank_model  # noqa: E402
 from markdown_table import header, row  # noqa: E402

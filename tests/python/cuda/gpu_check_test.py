@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first minutes on a GPU (benchmarks/gpu_check.py), rehearsed on the stand-ins; and where there is no GPU."""
+"""The first minutes on a GPU (benchmarks/gpu/gpu_check.py), rehearsed on the stand-ins; and where there is no GPU."""
 
 import ctypes.util
 import importlib.util
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not paths() or not (BUILD / "bin/gpt2_step").exi
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pack")
-    subprocess.run([sys.executable, ROOT / "benchmarks/gpu_check.py", "pack", folder, "--build", BUILD], check=True)
+    subprocess.run([sys.executable, ROOT / "benchmarks/gpu/gpu_check.py", "pack", folder, "--build", BUILD], check=True)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 64 << 20
     return folder
 
@@ -56,7 +56,7 @@ def test_failures_end_no_stage_but_their_own(pack, tmp_path):
 
 
 def test_a_stage_ends_at_its_limit(tmp_path):
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/gpu_check.py")
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/gpu/gpu_check.py")
     gpu_check = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gpu_check)
     check = gpu_check.Check(tmp_path, tmp_path, tmp_path, 60, [], None)

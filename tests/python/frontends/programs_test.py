@@ -58,7 +58,7 @@ def test_a_difference_is_found(tmp_path):
 
 def test_only_elements_that_adam_moves_by_rounding_are_left_out(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    from program_runs import UNSETTLED, difference
+    from generators.program_runs import UNSETTLED, difference
 
     def values(w, loss):
         return [("w after step 0", torch.tensor(w)), ("exp_avg of w after step 0", torch.tensor([1e-9, 0.5])), ("the loss of step 1", loss)]

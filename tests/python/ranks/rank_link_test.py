@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 TOP = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(TOP / "benchmarks"))
+sys.path.insert(0, str(TOP / "benchmarks" / "ranks"))
 
 import rank_link  # noqa: E402
 import torch.distributed as dist  # noqa: E402

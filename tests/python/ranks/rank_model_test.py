@@ -15,7 +15,7 @@ import pytest
 import caesura
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(TOP / "benchmarks"))
+sys.path.insert(0, str(TOP / "benchmarks" / "ranks"))
 
 import rank_model  # noqa: E402
 import rank_steps  # noqa: E402
@@ -130,7 +130,7 @@ def test_kept_results_are_those_of_the_scenarios():
 
 
 def test_the_command_takes_a_case_of_ones_own(tmp_path):
-    command = [sys.executable, TOP / "benchmarks" / "rank_model.py", "--layers", "2", "--width", "64",
+    command = [sys.executable, TOP / "benchmarks" / "ranks" / "rank_model.py", "--layers", "2", "--width", "64",
                "--compute-seconds", "0.25", "--ranks", "2", "16",
                "--exchange", "all_reduce", "--json", tmp_path / "own.json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

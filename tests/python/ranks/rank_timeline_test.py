@@ -7,7 +7,7 @@ import sys
 import pytest
 
 pytest.importorskip("matplotlib")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "ranks"))
 
 import rank_timeline  # noqa: E402
 

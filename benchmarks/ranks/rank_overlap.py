@@ -2,7 +2,7 @@
 """Overlap of the exchange of gradients with the step, over a slow link between two ranks: compile_step, whose plan
 has the exchange, beside wrapped and eager modules in DistributedDataParallel (DDP).
 
-    python benchmarks/rank_overlap.py --gbit 1 2 --rounds 8
+    python benchmarks/ranks/rank_overlap.py --gbit 1 2 --rounds 8
 
 Each rank is a process in a network namespace of its own; the link between them is limited by tbf, which costs no CPU
 time. It needs root, ip and tc, and says so if it may not make namespaces. The model is the GPT of 10.8 M parameters of

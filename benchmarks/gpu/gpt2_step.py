@@ -16,7 +16,7 @@ import time
 def models():
     """caesura's models of PyTorch's, which lie beside this file in a pack (gpu_check.py)."""
     here = pathlib.Path(__file__).resolve().parent
-    path = next(p for p in (here / "models.py", here.parent / "torch_bridge/python/caesura/bench/models.py") if p.exists())
+    path = next(p for p in (here / "models.py", here.parents[1] / "torch_bridge/python/caesura/bench/models.py") if p.exists())
     spec = importlib.util.spec_from_file_location("models", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["models"] = module

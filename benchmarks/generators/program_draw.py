@@ -14,8 +14,8 @@ import sys
 import types
 
 import torch
-import program_states  # noqa: F401  it adds to the table
-from program_features import FEATURES, HELPERS, Statement
+from generators import program_states  # noqa: F401  it adds to the table
+from generators.program_features import FEATURES, HELPERS, Statement
 
 HEAD = """import abc
 import typing

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """More of the statements of program_features.py: autograd's states, and parts of modules."""
 
-from program_features import feature, helper
+from generators.program_features import feature, helper
 
 # --- autograd's states ------------------------------------------------------------------------------------------
 

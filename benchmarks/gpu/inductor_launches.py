@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the GPU launches of a GPT's forward and backward that PyTorch's Inductor plans, on a machine without a GPU.
 
-    python benchmarks/inductor_launches.py          # with a CUDA build of PyTorch, which brings Triton
+    python benchmarks/gpu/inductor_launches.py          # with a CUDA build of PyTorch, which brings Triton
 
 Each further layer is told: kernels that Inductor generates, products, and calls of attention. Caesura's own counts are
 asserted by tests/python/cuda/cuda_launches_test.py. The graph is captured on fake tensors, moved to a fake H100 and

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of the cost of many ranks: bytes, latency, overlap, time and memory of data-parallel steps, by arithmetic.
 
-    python benchmarks/rank_model.py                     the scenarios of rank_scenarios.json, as Markdown tables
-    python benchmarks/rank_model.py --json benchmarks/results/rank_costs.json && python docs/make_tables.py
+    python benchmarks/ranks/rank_model.py                     the scenarios of rank_scenarios.json, as Markdown tables
+    python benchmarks/ranks/rank_model.py --json benchmarks/results/rank_costs.json && python docs/make_tables.py
                                                         the same for the page docs/guides/rank_costs.md
-    python benchmarks/rank_model.py --layers 12 --width 768 --batch 8 --ranks 2 16 --rate 3 --ring-adapters 1
+    python benchmarks/ranks/rank_model.py --layers 12 --width 768 --batch 8 --ranks 2 16 --rate 3 --ring-adapters 1
                                                         a model and a network of your own
 
 Nothing is measured here. A step is a forward, a backward of twice its time, and an update that moves 28 bytes a

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a step that happens on all ranks or on none, where nothing fails.
 
-    python benchmarks/rank_agreement.py --rounds 12
+    python benchmarks/ranks/rank_agreement.py --rounds 12
 
 Two ranks on Gloo, processes of one thread each on this machine, train the GPT of 10.7 M parameters of caesura.bench with
 AdamW, each as two TrainingSessions. In each round these take turns:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first minutes on a real GPU: checks of the CUDA provider in the order of their value, and one report.
 
-    python benchmarks/gpu_check.py pack FOLDER     on the machine that has built caesura
+    python benchmarks/gpu/gpu_check.py pack FOLDER     on the machine that has built caesura
     python3 FOLDER/gpu_check.py run --out OUT      on the machine with the GPU
 
 A pack (at most 64 MiB) has programs, their libraries and the node tests. The other machine needs Linux on x86-64 with a
@@ -57,9 +57,9 @@ def libraries_of(program: pathlib.Path) -> list:
 
 
 def pack(folder: pathlib.Path, build: pathlib.Path) -> int:
-    root = pathlib.Path(__file__).resolve().parents[1]
+    root = pathlib.Path(__file__).resolve().parents[2]
     folder.mkdir(parents=True, exist_ok=True)
-    for source in (pathlib.Path(__file__), root / "benchmarks/gpt2_step.py", root / "torch_bridge/python/caesura/bench/models.py"):
+    for source in (pathlib.Path(__file__), root / "benchmarks/gpu/gpt2_step.py", root / "torch_bridge/python/caesura/bench/models.py"):
         shutil.copy(source, folder)
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(folder / ARCHIVE, "w:xz", preset=2) as archive:
         packed = set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a step of two ranks over a slow link, as it was measured: what each rank computes, waits for and sends.
 
-    python benchmarks/rank_timeline.py docs/images/rank_timeline.png --gbit 1
+    python benchmarks/ranks/rank_timeline.py docs/images/rank_timeline.png --gbit 1
 
 Each rank is a process on one thread, in a network namespace of its own (rank_link.py), so it needs root. The model is
 the GPT of 10.7 M parameters of caesura.bench with AdamW, as a TrainingSession. The profiler times the nodes of the

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from operators import TOLERANCE, compare
-from program_draw import LARGEST, draw, load
+from generators.program_draw import LARGEST, draw, load
 from torch._dynamo.utils import counters
 
 import caesura
