@@ -219,7 +219,7 @@ void CapturedGraph::RunProgram(const ProgramCall& call, const Step& step,
   RunResult run;
   if (call.is_part) {
     TORCH_CHECK(progress.program, "a program has fewer yields than parts");
-    run = call.program->Resume(std::move(progress.program), std::move(observers));
+    run = progress.program.GoOn({.observers = std::move(observers)});
   } else {
     run = StartProgram(call, step, values, std::move(observers));
   }
@@ -228,11 +228,11 @@ void CapturedGraph::RunProgram(const ProgramCall& call, const Step& step,
   const std::vector<RuntimeValue>& results = run.values;
   TORCH_CHECK(results.size() == step.writes.size(), "a program gives ", results.size(),
               " values, not ", step.writes.size());
-  if (run.suspended && !call.is_part) {
+  if (run.waiting && !call.is_part) {
     progress.program_reads.clear();
     for (int64_t i : step.reads) progress.program_reads.push_back(VersionOf(values[i]));
   }
-  progress.program = std::move(run.suspended);
+  progress.program = std::move(run.waiting);
   for (size_t k = 0; k < results.size(); ++k) {
     const Tensor& result = results[k].tensor();
     if (!gpu_) {
@@ -264,7 +264,7 @@ RunResult CapturedGraph::StartProgram(const ProgramCall& call, const Step& step,
   return call.program->Run({.feeds = std::move(feeds),
                             .options = std::move(options),
                             .plan = {.known = std::move(known)},
-                            .stops_at_yields = true});
+                            .at_yield = AtYield::kWait});
 }
 
 IValue CapturedGraph::RunOperator(const OperatorCall& call, const Values& values) {
@@ -304,8 +304,8 @@ void CapturedGraph::Watch(Progress& progress) const {
   for (size_t i = 0; i < constants_.size(); ++i) {
     if (constants_[i].isNone()) watch(VersionOf(progress.values[i]));
   }
-  if (progress.program == nullptr) return;
-  const ExecutionState& state = *progress.program->started.state;
+  if (!progress.program) return;
+  const ExecutionState& state = progress.program.state();
   const ExecutionPlan& plan = state.plan();
   for (size_t i = 0; i < progress.program_reads.size(); ++i) {
     const PlannedBuffer& buffer = plan.buffers()[plan.values()[plan.feed_values()[i]].buffer];

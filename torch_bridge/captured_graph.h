@@ -88,16 +88,12 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   // it.
   struct Progress {
     Values values;
-    size_t next = 0;                                      // step
-    std::unique_ptr<caesura::SuspendedRun> program = {};  // that waits at a yield
+    size_t next = 0;                   // step
+    caesura::WaitingRun program = {};  // at a yield
     // PyTorch's counts of changes in place: of what that program reads; and of all that Watch()
     // found, as they were then.
     std::vector<c10::VariableVersion> program_reads = {};
     std::vector<std::pair<c10::VariableVersion, uint32_t>> seen = {};
-
-    ~Progress() {
-      if (program) caesura::Program::Drop(std::move(program));
-    }
   };
   // Runs to the next cut, or to the end.
   void RunToCut(Progress& progress) const;

@@ -86,7 +86,7 @@ class RunRecorder : public ExecutionObserver {
   size_t dropped_ = 0;
 };
 
-// Has what training steps and captured programs run in this process watched by `recorder` as well,
+// Has the runs of all programs (program.h) in this process watched by `recorder` as well,
 // for callers who do not start these runs themselves. Fails with kInvalidArgument while another one
 // records. Thread safety: any thread.
 Status BeginRecording(std::shared_ptr<RunRecorder> recorder);

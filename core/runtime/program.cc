@@ -11,6 +11,17 @@
 
 namespace caesura {
 
+struct WaitingRun::Run {
+  Program* program;
+  VersionedGraph on = {};
+  StartedRun started = {};
+  // To do the run again where the providers fail; nothing where that is not possible.
+  std::optional<RunRequest> request = std::nullopt;
+  std::unique_ptr<UndoLog> undo = nullptr;
+  AtYield at_yield = AtYield::kFail;
+  bool is_counted = false;  // ProviderFallback::CountRun, at its first yield
+};
+
 Result<std::unique_ptr<Program>> Program::Create(Model source,
                                                  std::shared_ptr<ProviderFallback> fallback,
                                                  PreparedGraphOptions options) {
@@ -123,8 +134,7 @@ std::unique_ptr<UndoLog> MakeUndoLog(const ExecutionPlan& plan, Undo undo, bool 
 
 Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
                         bool may_retry, RunResult* result) {
-  SuspendedRun run{.on = on};
-  run.stops_at_yields = request.stops_at_yields;
+  WaitingRun::Run run{.program = this, .on = on, .at_yield = request.at_yield};
   const int suspend_at = std::exchange(request.suspend_at, INT_MAX);
   if (may_retry) run.request = request;  // without what belongs to this try alone
   run.undo = MakeUndoLog(*plan, request.undo, may_retry, suspend_at != INT_MAX, request.options);
@@ -141,17 +151,15 @@ Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunReq
   return RunOnce(on, plan, *std::move(again), may_retry, result);  // where no update waits any more
 }
 
-Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {
+Status Program::Continue(WaitingRun::Run run, int suspend_at, RunResult* result) {
   ExecutionState& state = *run.started.state;
   const Result<RunOutcome> outcome = PartialExecutor::Run(state, suspend_at);
-  const bool yielded = outcome.ok() && *outcome == RunOutcome::kYielded && run.stops_at_yields &&
-                       state.plan().yields()[state.yield_index()].resume_values.empty();
-  if (yielded) {
+  if (outcome.ok() && *outcome == RunOutcome::kYielded && run.at_yield != AtYield::kFail) {
     result->values = state.TakeYielded();
-    RETURN_IF_ERROR(state.Resume({}));
     state.set_observers({});
-    run.request.reset();
-    result->suspended = std::make_unique<SuspendedRun>(std::move(run));
+    if (run.at_yield == AtYield::kWait) run.request.reset();
+    run.is_counted = true;
+    result->waiting = WaitingRun(std::move(run));
     return {};
   }
   const bool stopped = outcome.ok() && *outcome == RunOutcome::kStopped;
@@ -164,7 +172,7 @@ Status Program::Continue(SuspendedRun run, int suspend_at, RunResult* result) {
     }
     const std::string place = std::to_string(state.program_counter()) + " of " +
                               std::to_string(state.plan().steps().size());
-    result->suspended = std::make_unique<SuspendedRun>(std::move(run));
+    result->waiting = WaitingRun(std::move(run));
     return Suspended("the run waits before step " + place);
   }
   const std::shared_ptr<PreparedGraph> graph = run.on.graph;
@@ -196,47 +204,13 @@ RunResult Program::Run(RunRequest request) {
   return result;
 }
 
-RunResult Program::Resume(std::unique_ptr<SuspendedRun> run,
-                          std::vector<ExecutionObserver*> observers, int suspend_at) {
-  RunResult result;
-  std::optional<RunRequest> again = run->request;
-  if (again) again->options.observers = observers;
-  const int generation = run->on.generation;
-  const bool counted = run->stops_at_yields;  // when it came to its first yield
-  try {
-    const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
-    if (recorder != nullptr) observers.push_back(recorder.get());
-    run->started.state->set_observers(std::move(observers));
-    result.status = Continue(std::move(*run), suspend_at, &result);
-  } catch (const std::bad_alloc&) {
-    result.status = OutOfMemory("memory ran out in a run");
-  }
-  if (result.status.ok() && !counted) fallback_->CountRun();
-  const bool failed = !result.status.ok() && result.suspended == nullptr;
-  if (!failed || !again || result.left_parameters_changed()) return result;
-  const Status switched =
-      SwitchProviders(generation, result.status, FallbackPhase::kRun, &again->feeds, again->plan);
-  if (switched.ok()) return Run(*std::move(again));
-  result.status = switched;
-  return result;
-}
-
 Status Program::FallBack(const Status& cause, const std::vector<RuntimeValue>& feeds) {
   const Status switched = SwitchProviders(Get().generation, ProviderFailure(cause.message()),
                                           FallbackPhase::kRun, &feeds, PlanRequest());
   return switched.ok() ? switched : Status(cause.code(), switched.message());
 }
 
-ParameterEffect Program::Drop(std::unique_ptr<SuspendedRun> run) {
-  ParameterEffect parameters;
-  const std::shared_ptr<PreparedGraph> graph = run->on.graph;
-  static_cast<void>(
-      graph->EndRun(std::move(run->started), Cancelled("the run was given up"), &parameters));
-  return parameters;
-}
-
-Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snapshot,
-                                                       RunOptions options, Undo undo) {
+Result<WaitingRun> Program::Restore(const StateSnapshot& snapshot, RunOptions options, Undo undo) {
   std::vector<RuntimeValue> feeds;
   PlanRequest request;
   for (const StateSnapshot::Feed& feed : snapshot.feeds) {
@@ -249,72 +223,101 @@ Result<std::unique_ptr<SuspendedRun>> Program::Restore(const StateSnapshot& snap
     if (!spec.is_tensor || spec.dtype == DType::kUndefined) continue;
     ASSIGN_OR_RETURN(feeds.back(), Tensor::Allocate(spec.dtype, spec.shape));
   }
-  auto run = std::make_unique<SuspendedRun>();
-  ASSIGN_OR_RETURN(run->on, Current());
-  ASSIGN_OR_RETURN(const SharedPlan plan, run->on.graph->Plan(feeds, request));
+  WaitingRun::Run run{.program = this};
+  if (snapshot.yield_index >= 0) {
+    run.at_yield = AtYield::kWait;
+    run.is_counted = true;
+  }
+  ASSIGN_OR_RETURN(run.on, Current());
+  ASSIGN_OR_RETURN(const SharedPlan plan, run.on.graph->Plan(feeds, request));
   const bool has_written = std::any_of(snapshot.parameters.begin(), snapshot.parameters.end(),
                                        [](const auto& p) { return p.written; });
   if (!has_written) {
-    run->undo = MakeUndoLog(*plan, undo, fallback_->can_fall_back(), true, options);
-    options.undo = run->undo.get();
+    run.undo = MakeUndoLog(*plan, undo, fallback_->can_fall_back(), true, options);
+    options.undo = run.undo.get();
   }
-  ASSIGN_OR_RETURN(run->started, run->on.graph->Restore(plan, snapshot, std::move(options)));
-  return run;
+  ASSIGN_OR_RETURN(run.started, run.on.graph->Restore(plan, snapshot, std::move(options)));
+  return WaitingRun(std::move(run));
 }
 
-// --- a run that stops at its yield ---
+// --- a run that waits ---
 
-Result<SuspendedRun> Program::RunToYield(std::vector<RuntimeValue> feeds, RunOptions options) {
-  SuspendedRun out;
-  const bool may_retry = fallback_->can_fall_back();
-  if (may_retry) out.request = RunRequest{.feeds = feeds, .options = options};
-  const auto run = [&](const VersionedGraph& on, const SharedPlan& plan) -> Status {
-    out.on = on;
-    ASSIGN_OR_RETURN(out.started, on.graph->Start(plan, may_retry ? feeds : std::move(feeds),
-                                                  may_retry ? options : std::move(options)));
-    ASSIGN_OR_RETURN(const RunOutcome outcome, PartialExecutor::Run(*out.started.state));
-    return outcome == RunOutcome::kYielded ? Status()
-                                           : Internal("a module has not stopped at its yield");
-  };
-  RETURN_IF_ERROR(WithFallback(feeds, PlanRequest(), true, run));
-  fallback_->CountRun();
-  return out;
+WaitingRun::WaitingRun(Run run) : run_(new Run(std::move(run))) {}
+
+void WaitingRun::Drop::operator()(Run* run) const {
+  if (run->started.state != nullptr) run->on.graph->Return(std::move(run->started));
+  delete run;
 }
 
-namespace {
+ExecutionState& WaitingRun::state() const { return assert(run_ != nullptr), *run_->started.state; }
 
-Result<std::vector<RuntimeValue>> RunBackwardOnce(SuspendedRun& run,
-                                                  std::vector<RuntimeValue> values, bool keep) {
-  StartedRun second{run.started.cache, nullptr};
-  if (keep) {
-    ASSIGN_OR_RETURN(second.state, run.started.state->Clone());
+ParameterEffect WaitingRun::GiveUp() {
+  assert(run_ != nullptr);
+  ParameterEffect parameters;
+  static_cast<void>(run_->on.graph->EndRun(std::move(run_->started),
+                                           Cancelled("the run was given up"), &parameters));
+  run_.reset();
+  return parameters;
+}
+
+Result<WaitingRun> WaitingRun::Clone() const {
+  ASSIGN_OR_RETURN(std::unique_ptr<ExecutionState> copy, state().Clone());
+  return WaitingRun(Run{.program = run_->program,
+                        .on = run_->on,
+                        .started = {run_->started.cache, std::move(copy)},
+                        .at_yield = run_->at_yield,
+                        .is_counted = run_->is_counted});
+}
+
+Status WaitingRun::Continue(const Rest& rest, RunResult* result) {
+  if (state().phase() == ExecutionState::Phase::kYielded) {
+    RETURN_IF_ERROR(state().Resume(rest.values));
+    run_->request.reset();  // a second try would have to give these values, too
   }
-  ExecutionState& state = keep ? *second.state : *run.started.state;
-  RETURN_IF_ERROR(state.Resume(std::move(values)));
-  const Result<RunOutcome> outcome = PartialExecutor::Run(state);
-  std::vector<RuntimeValue> results = state.TakeFetches();
-  if (keep) run.on.graph->Return(std::move(second));
-  if (!outcome.ok()) return outcome.status();
-  if (*outcome != RunOutcome::kFinished)
-    return Internal("a module with one yield has yielded twice");
-  return results;
+  std::vector<ExecutionObserver*> observers = rest.observers;
+  const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
+  if (recorder != nullptr) observers.push_back(recorder.get());
+  state().set_observers(std::move(observers));
+  Run run = std::move(*run_);
+  run_.reset();
+  return Program::Continue(std::move(run), rest.suspend_at, result);
 }
 
-}  // namespace
-
-Result<std::vector<RuntimeValue>> Program::RunBackward(SuspendedRun& run,
-                                                       const std::vector<RuntimeValue>& values,
-                                                       bool keep) {
-  auto results = RunBackwardOnce(run, values, keep);
-  if (results.ok() || !run.request) return results;
-  const std::vector<RuntimeValue>& feeds = run.request->feeds;
-  RETURN_IF_ERROR(SwitchProviders(run.on.generation, results.status(), FallbackPhase::kRun, &feeds,
-                                  PlanRequest()));
-  // The new graph comes to the yield by itself; what it hands out there has been handed out before.
-  ASSIGN_OR_RETURN(SuspendedRun again, RunToYield(feeds, run.request->options));
-  Return(std::exchange(run, std::move(again)));
-  results = RunBackwardOnce(run, values, keep);
-  return results.ok() ? std::move(results) : fallback_->DescribeRetryFailure(results.status());
+RunResult WaitingRun::GoOn(Rest rest) {
+  assert(run_ != nullptr && (!rest.keep || run_->undo == nullptr));
+  Program& program = *run_->program;
+  const int generation = run_->on.generation;
+  const bool at_yield = state().phase() == ExecutionState::Phase::kYielded;
+  const bool is_counted = run_->is_counted;
+  RunResult result;
+  std::optional<RunRequest> again = run_->request;
+  if (again) again->options.observers = rest.observers;
+  try {
+    if (rest.keep) {
+      Result<WaitingRun> copy = Clone();
+      result.status = copy.ok() ? copy->Continue(rest, &result) : copy.status();
+    } else {
+      result.status = Continue(rest, &result);
+    }
+  } catch (const std::bad_alloc&) {
+    result.status = OutOfMemory("memory ran out in a run");
+  }
+  if (result.status.ok() && !is_counted) program.fallback_->CountRun();
+  const bool failed = !result.status.ok() && !result.waiting;
+  if (!failed || !again || result.left_parameters_changed()) return result;
+  const Status switched = program.SwitchProviders(generation, result.status, FallbackPhase::kRun,
+                                                  &again->feeds, again->plan);
+  if (!switched.ok()) {
+    result.status = switched;
+    return result;
+  }
+  result = program.Run(*std::move(again));
+  if (!at_yield || !result.status.ok()) return result;
+  // The new run has handed out at the yield what the old one had handed out before.
+  *this = std::move(result.waiting);
+  result = GoOn(std::move(rest));
+  if (!result.status.ok()) result.status = program.fallback_->DescribeRetryFailure(result.status);
+  return result;
 }
 
 }  // namespace caesura

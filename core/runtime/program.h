@@ -5,7 +5,6 @@
 #ifndef CAESURA_CORE_RUNTIME_PROGRAM_H_
 #define CAESURA_CORE_RUNTIME_PROGRAM_H_
 
-#include <cassert>
 #include <climits>
 #include <cstdint>
 #include <memory>
@@ -36,6 +35,18 @@ enum class Undo : uint8_t {
   kAlways,    // costs a copy of all that the run writes, in time and in memory
 };
 
+// The answer of a run to a YieldOp of its graph.
+enum class AtYield : uint8_t {
+  kFail,  // such a graph is refused
+  // Hands the yield's values out and waits (WaitingRun). What it has handed out is the caller's, so
+  // the run is not done again where a provider fails later.
+  kWait,
+  // The same, but where a provider fails between the first yield and the next one, the run is done
+  // again up to the first, without handing anything out, and goes on from there. Feeds stay
+  // unchanged until the run has ended.
+  kWaitAndRepeat,
+};
+
 // One run of a program, from its feeds to the graph's outputs.
 struct RunRequest {
   std::vector<RuntimeValue> feeds;  // in the order of the graph's inputs (feeds.h)
@@ -43,34 +54,68 @@ struct RunRequest {
   PlanRequest plan = {};
   Undo undo = Undo::kNever;
   int suspend_at = INT_MAX;  // the run is suspended before this step of its plan
-  // The run stops at each yield that takes nothing in; otherwise such a graph is refused.
-  bool stops_at_yields = false;
+  AtYield at_yield = AtYield::kFail;
 };
 
-// A run that waits: at the graph's yield, or before a step.
-struct SuspendedRun {
-  VersionedGraph on;
-  StartedRun started = {};
-  // To do the run again where the providers fail; nothing where that is not possible.
-  std::optional<RunRequest> request = std::nullopt;
-  std::unique_ptr<UndoLog> undo = nullptr;
-  bool stops_at_yields = false;
+class Program;
+struct RunResult;
 
-  // Gives what another process needs to go on. REQUIRES: the run waits.
-  Result<StateSnapshot> Capture() const {
-    return assert(started.state != nullptr), started.state->Capture();
-  }
+// A run that waits: at a yield of its graph, or before a step. It keeps its graph alive, but only
+// GoOn needs the program. Without GiveUp its destructor drops it: its memory is the next run's, and
+// what it has written to parameters stays.
+//
+// Thread safety: one thread at a time, which may be another one for each call.
+class WaitingRun {
+ public:
+  // The way in which a run goes on.
+  struct Rest {
+    // For the yield that it waits at, which takes them in; some may be absent.
+    std::vector<RuntimeValue> values = {};
+    std::vector<ExecutionObserver*> observers = {};
+    int suspend_at = INT_MAX;  // as RunRequest has it
+    // A copy of the run goes on, and the run itself waits as before.
+    bool keep = false;
+  };
+
+  WaitingRun() = default;  // no run
+  WaitingRun(WaitingRun&&) noexcept = default;
+  WaitingRun& operator=(WaitingRun&&) noexcept = default;
+
+  // True if there is a run. The other methods need one.
+  explicit operator bool() const { return run_ != nullptr; }
+  // Goes on, on the providers that the run was begun on, to its end or to where it waits next. Then
+  // this is no run any more, except with `keep`, or where `values` are refused. REQUIRES: there is
+  // a run; with `keep` one that was begun with Undo::kNever.
+  RunResult GoOn(Rest rest);
+  // Gives the run up, and undoes what it has written where it has a log of it.
+  ParameterEffect GiveUp();
+  // Gives what another process needs to go on (Program::Restore).
+  Result<StateSnapshot> Capture() const { return state().Capture(); }
+  ExecutionState& state() const;
+
+ private:
+  friend class Program;
+  struct Run;
+  struct Drop {
+    void operator()(Run* run) const;
+  };
+  explicit WaitingRun(Run run);
+  Result<WaitingRun> Clone() const;
+  // GoOn without a second try and without Rest::keep.
+  Status Continue(const Rest& rest, RunResult* result);
+
+  std::unique_ptr<Run, Drop> run_;
 };
 
-// The result of Program::Run and Program::Resume.
+// The result of Program::Run and WaitingRun::GoOn.
 struct RunResult {
-  // kSuspended: `suspended` has the run.
+  // kSuspended: `waiting` has the run, which waits before a step.
   Status status = {};
-  // If status is ok: the graph's outputs; or, if `suspended` has the run, the values that the yield
+  // If status is ok: the graph's outputs; or, if `waiting` has the run, the values that the yield
   // that it waits at has handed out.
   std::vector<RuntimeValue> values = {};
   ParameterEffect parameters = {};
-  std::unique_ptr<SuspendedRun> suspended = nullptr;
+  WaitingRun waiting = {};
   bool has_begun = false;  // there was a plan for its feeds
 
   // True if the run could not begin, because no plan is possible for feeds of such shapes.
@@ -101,36 +146,21 @@ class Program {
   // The plan that a run on such feeds gets.
   Result<SharedPlan> Plan(const std::vector<RuntimeValue>& feeds, const PlanRequest& request = {});
   // `options.parameters` outlive the run, and only the run itself changes them meanwhile. A run
-  // that is suspended (RunOptions::suspend, RunRequest::suspend_at) keeps copies of its feeds and
-  // forgets its observers. A run that waits at a yield forgets its observers, too, but its feeds
-  // stay borrowed, and it is not done again where its provider fails: what it has handed out is
-  // the caller's.
+  // that waits forgets its observers. One that is suspended (RunOptions::suspend,
+  // RunRequest::suspend_at) keeps copies of its feeds; at a yield they stay borrowed.
   RunResult Run(RunRequest request);
-  // Goes on with a suspended run, on the providers that it was begun on.
-  RunResult Resume(std::unique_ptr<SuspendedRun> run, std::vector<ExecutionObserver*> observers,
-                   int suspend_at = INT_MAX);
   // Moves to the session's default providers, as a run does whose provider has failed, after a
   // failure of any kind. `feeds`: of the run that failed. Fails as `cause` did where the session
   // has nowhere to go.
   Status FallBack(const Status& cause, const std::vector<RuntimeValue>& feeds);
-  // Gives a suspended run up, and undoes what it has written where it has a log of it.
-  static ParameterEffect Drop(std::unique_ptr<SuspendedRun> run);
   // The run of a snapshot, perhaps of another process. `options` as Run takes them; their
   // parameters hold what the captured run's held. It is not done again where its provider fails, as
   // it has no feeds; nor is undone what it has written before the snapshot. Fails with
   // kInvalidArgument, naming the first thing that does not fit.
-  Result<std::unique_ptr<SuspendedRun>> Restore(const StateSnapshot& snapshot, RunOptions options,
-                                                Undo undo);
-
-  // A run up to the graph's only yield, which has handed out its values: state->TakeYielded().
-  Result<SuspendedRun> RunToYield(std::vector<RuntimeValue> feeds, RunOptions options);
-  // Goes on with what the yield takes in, to the graph's outputs. With `keep` the run still waits
-  // at its yield afterwards; also where `values` are refused.
-  Result<std::vector<RuntimeValue>> RunBackward(SuspendedRun& run,
-                                                const std::vector<RuntimeValue>& values, bool keep);
-  static void Return(SuspendedRun run) { run.on.graph->Return(std::move(run.started)); }
+  Result<WaitingRun> Restore(const StateSnapshot& snapshot, RunOptions options, Undo undo);
 
  private:
+  friend class WaitingRun;
   Program(Model source, std::shared_ptr<ProviderFallback> fallback, PreparedGraphOptions options)
       : fallback_(std::move(fallback)), options_(std::move(options)), source_(std::move(source)) {}
   // The graph on the current providers; prepared if the session fell back through another program.
@@ -146,10 +176,10 @@ class Program {
   // for; null: of none.
   Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
                          const std::vector<RuntimeValue>* feeds, const PlanRequest& request);
-  static Status RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
-                        bool may_retry, RunResult* result);
-  // Runs on to the end, or until the run is suspended.
-  static Status Continue(SuspendedRun run, int suspend_at, RunResult* result);
+  Status RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
+                 bool may_retry, RunResult* result);
+  // Runs on to the end, or to where the run waits.
+  static Status Continue(WaitingRun::Run run, int suspend_at, RunResult* result);
 
   const std::shared_ptr<ProviderFallback> fallback_;
   const PreparedGraphOptions options_;

@@ -79,6 +79,8 @@ class ProviderFallback {
   static Result<std::shared_ptr<ProviderFallback>> Create(
       const std::vector<ProviderRequest>& requests, MakeProvider make_cpu, bool enabled = true);
 
+  // False: from here on a provider's failure is the run's error. What has fallen back stays where
+  // it is.
   void set_enabled(bool enabled) { enabled_ = enabled; }
   // Called in the fallback, with the providers that come, before programs are made for them: brings
   // what lies in a failed device's memory to where they want it. Where it fails nothing is
@@ -93,8 +95,9 @@ class ProviderFallback {
   // The current providers. A failed device appears as a provider without kernels, whose memory
   // still serves copies.
   ProviderList providers() const;
-  // Names of the providers that may run nodes.
+  // Names of the providers that run nodes now, in order of preference.
   std::vector<std::string> provider_names() const;
+  // Nothing where no provider has been replaced.
   std::optional<FallbackRecord> record() const;
   // A run has come to its end.
   void CountRun() {

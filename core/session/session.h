@@ -37,7 +37,7 @@ struct SessionOptions {
   ProviderList providers;
   // Instead of `providers`: made when the session is.
   std::vector<ProviderRequest> requested_providers;
-  // True if a failing provider is replaced; see Session::DisableFallback.
+  // True if a failing provider is replaced; see Session::fallback.
   bool fallback = true;
   PlanOptions plan;
   // Run on the model before planning, in order, once ops without a kernel are expanded into their
@@ -98,14 +98,9 @@ class Session {
   // The plan that these feeds get.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
 
-  // --- provider fallback ---
-  // From here on a provider's failure is the run's error. What has fallen back stays where it is.
-  void DisableFallback() { fallback_->set_enabled(false); }
-  void EnableFallback() { fallback_->set_enabled(true); }
-  // Names of the providers that run nodes now, in order of preference.
-  std::vector<std::string> providers() const { return fallback_->provider_names(); }
-  // Nothing where there was none.
-  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+  // The providers, and what became of one that has failed.
+  ProviderFallback& fallback() { return *fallback_; }
+  const ProviderFallback& fallback() const { return *fallback_; }
 
  private:
   friend class IoBinding;

@@ -300,13 +300,13 @@ TEST(ModuleFallback, ForwardsAndBackwardsThatFail) {
       EXPECT_TRUE(SameBits(results->gradients, expected.gradients));
       EXPECT_TRUE(SameBits(results->again, expected.again));
       EXPECT_TRUE(SameBits(results->statistics, expected.statistics));
-      if (!module->fallback_record()) {
+      if (!module->fallback().record()) {
         EXPECT_GT(k, 10);
         break;
       }
       EXPECT_EQ(faulty->calls(), k + 1);
       EXPECT_TRUE(SameBits(module->Predict(feeds).value(), predicted));
-      EXPECT_THAT(module->providers(), ElementsAre(kCpuProviderName));
+      EXPECT_THAT(module->fallback().provider_names(), ElementsAre(kCpuProviderName));
       EXPECT_EQ(faulty->calls(), k + 1);
     }
   }
@@ -327,7 +327,7 @@ TEST(ModuleFallback, RunsThatWaitForTheirBackward) {
   for (int i = 0; i < 3; ++i) waiting.push_back(module->Forward(feeds).value());
   faulty->FailAt(2);
   EXPECT_TRUE(SameBits(waiting[0].Backward({Ramp(Shape{6, 10})}).value(), expected));
-  EXPECT_TRUE(module->fallback_record());
+  EXPECT_TRUE(module->fallback().record());
   EXPECT_TRUE(SameBits(waiting[1].Backward({Ramp(Shape{6, 10})}).value(), expected));
   EXPECT_GT(faulty->calls(), 3);
   faulty->FailAt(2);  // once more, after the fallback: this run goes over too
@@ -351,7 +351,7 @@ TEST(ModuleFallback, DisabledTheBackwardIsOver) {
   faulty->FailAt(2);
   EXPECT_EQ(run.Backward({Ramp(Shape{6, 10})}).status().code(), StatusCode::kProviderFailure);
   EXPECT_FALSE(run.pending());
-  EXPECT_FALSE(module->fallback_record());
+  EXPECT_FALSE(module->fallback().record());
 }
 
 }  // namespace

@@ -90,10 +90,7 @@ class PythonSession {
     inputs_copied_ += copied;
     return std::move(values);
   }
-  void DisableFallback() { session_->DisableFallback(); }
-  void EnableFallback() { session_->EnableFallback(); }
-  std::vector<std::string> providers() const { return session_->providers(); }
-  std::optional<FallbackRecord> fallback_record() const { return session_->fallback_record(); }
+  ProviderFallback& fallback() { return session_->fallback(); }
   // The report of the runs until now; later ones are not watched.
   void EndProfiling(const std::string& trace) {
     const Status written = WriteChromeTrace(trace, profiler_->Events());

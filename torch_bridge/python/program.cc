@@ -38,11 +38,11 @@ class Program {
       nb::gil_scoped_release release;
       RunResult result = graph_->Run({.feeds = std::move(feeds),
                                       .plan = {.known = std::move(known)},
-                                      .stops_at_yields = true});
+                                      .at_yield = AtYield::kWait});
       while (true) {
         std::move(result.values.begin(), result.values.end(), std::back_inserter(values));
-        if (result.suspended == nullptr) return result.status;
-        result = graph_->Resume(std::move(result.suspended), {});
+        if (!result.waiting) return result.status;
+        result = result.waiting.GoOn({});
       }
     }();
     if (!status.ok()) Raise(status);

@@ -27,11 +27,11 @@ inline nanobind::object ToPython(const std::optional<FallbackRecord>& record) {
 
 template <typename Session>
 void BindFallback(nanobind::class_<Session>& sessions) {
-  sessions.def("disable_fallback", &Session::DisableFallback)
-      .def("enable_fallback", &Session::EnableFallback)
-      .def("providers", [](const Session& session) { return session.providers(); })
+  sessions.def("disable_fallback", [](Session& session) { session.fallback().set_enabled(false); })
+      .def("enable_fallback", [](Session& session) { session.fallback().set_enabled(true); })
+      .def("providers", [](Session& session) { return session.fallback().provider_names(); })
       .def("fallback_record",
-           [](const Session& session) { return ToPython(session.fallback_record()); });
+           [](Session& session) { return ToPython(session.fallback().record()); });
 }
 
 }  // namespace caesura::python

@@ -171,15 +171,7 @@ void BindTraining(nb::module_& m) {
            })
       .def("__exit__", [](SuspendOn& own, nb::args) { own.handlers.reset(); });
   nb::class_<TrainingSession> sessions(m, "Training");
-  sessions
-      .def("disable_fallback",
-           [](TrainingSession& session) { session.fallback().set_enabled(false); })
-      .def("enable_fallback",
-           [](TrainingSession& session) { session.fallback().set_enabled(true); })
-      .def("providers",
-           [](const TrainingSession& session) { return session.fallback().provider_names(); })
-      .def("fallback_record",
-           [](const TrainingSession& session) { return ToPython(session.fallback().record()); });
+  BindFallback(sessions);
   sessions.def(
       "regroup",
       [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {

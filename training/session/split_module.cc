@@ -34,17 +34,12 @@ struct ForwardRun::Program {
 
 ForwardRun& ForwardRun::operator=(ForwardRun&& other) noexcept {
   if (this == &other) return *this;
-  Drop();
+  run_ = std::move(other.run_);  // first: the run before it lets go of what it reads
   outputs = std::move(other.outputs);
   program_ = std::move(other.program_);
   parameters_ = std::move(other.parameters_);
-  run_ = std::move(other.run_);
+  observers_ = std::move(other.observers_);
   return *this;
-}
-
-void ForwardRun::Drop() {
-  if (pending()) caesura::Program::Return(std::exchange(run_, {}));
-  parameters_.reset();
 }
 
 // One gradient for each output, as the yield takes them: some for none, some outputs twice.
@@ -75,10 +70,12 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
     return InvalidArgument(
         "the run is over: its backward was done already, and without `keep` there is only one");
   }
-  ASSIGN_OR_RETURN(const std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
-  auto gradients = program_->graph->RunBackward(run_, values, keep);
-  if (!keep && run_.started.state->phase() != ExecutionState::Phase::kYielded) Drop();
-  return gradients;
+  ASSIGN_OR_RETURN(std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
+  RunResult result =
+      run_.GoOn({.values = std::move(values), .observers = observers_, .keep = keep});
+  if (!pending()) parameters_.reset();
+  RETURN_IF_ERROR(result.status);
+  return std::move(result.values);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out in a backward run");
 }
@@ -89,7 +86,7 @@ Status ForwardRun::Save(const std::string& path) const try {
   for (int i = 0; i < parameters_->size(); ++i)
     checkpoint.parameters[parameters_->name(i)] = parameters_->tensor(i);
   ASSIGN_OR_RETURN(checkpoint.step, run_.Capture());
-  const ExecutionPlan& plan = run_.started.state->plan();
+  const ExecutionPlan& plan = run_.state().plan();
   for (RuntimeValue output : outputs) {  // a file takes what the host can read
     if (output.is_tensor()) {
       ASSIGN_OR_RETURN(output, ToHost(output.tensor(), plan.providers()));
@@ -183,9 +180,14 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
   options.parameters = run.parameters_.get();
   options.seed = seed_;
   options.step = forwards_++;
-  options.observers = std::move(observers);
-  ASSIGN_OR_RETURN(run.run_, program_->graph->RunToYield(std::move(bound), std::move(options)));
-  run.outputs = run.run_.started.state->TakeYielded();
+  options.observers = observers;
+  RunResult result = program_->graph->Run({.feeds = std::move(bound),
+                                           .options = std::move(options),
+                                           .at_yield = AtYield::kWaitAndRepeat});
+  RETURN_IF_ERROR(result.status);
+  run.run_ = std::move(result.waiting);
+  run.observers_ = std::move(observers);
+  run.outputs = std::move(result.values);
   std::vector<std::pair<int, Tensor>> statistics;
   for (size_t i = 0; i < program_->statistics.size(); ++i) {
     statistics.emplace_back(program_->statistics[i],
@@ -216,10 +218,9 @@ Result<ForwardRun> SplitModule::LoadRun(const std::string& path) const try {
   }
   RunOptions options;
   options.parameters = run.parameters_.get();
-  ASSIGN_OR_RETURN(std::unique_ptr<SuspendedRun> waiting,
+  ASSIGN_OR_RETURN(run.run_,
                    program_->graph->Restore(*checkpoint.step, std::move(options), Undo::kNever));
-  run.run_ = std::move(*waiting);
-  run.outputs = run.run_.started.state->TakeYielded();
+  run.outputs = run.run_.state().TakeYielded();
   run.outputs.resize(program_->outputs.size());
   return run;
 } catch (const std::bad_alloc&) {

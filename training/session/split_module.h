@@ -33,7 +33,7 @@ struct SplitModuleOptions : TrainableOptions {
   // As StepOptions has it.
   bool unbiased_statistics = false;
   ProviderList providers;  // empty: the CPU provider
-  bool fallback = true;  // whether a failing provider is replaced; see SplitModule::DisableFallback
+  bool fallback = true;    // whether a failing provider is replaced; see SplitModule::fallback
   // True leaves the gradients that Backward returns in the memory of the device that makes them;
   // false brings them to the host. Outputs stay where they were made in any case.
   bool gradients_on_device = false;
@@ -61,7 +61,6 @@ class ForwardRun {
  public:
   ForwardRun(ForwardRun&&) noexcept = default;
   ForwardRun& operator=(ForwardRun&& other) noexcept;
-  ~ForwardRun() { Drop(); }
 
   // The model's outputs, in order: the caller's, to keep, overwrite or drop at any time.
   std::vector<RuntimeValue> outputs;
@@ -81,18 +80,18 @@ class ForwardRun {
   // began with, and `outputs`. It goes on waiting here too. Fails where the run is over.
   Status Save(const std::string& path) const;
   // True if Backward can be called.
-  bool pending() const { return run_.started.state != nullptr; }
+  bool pending() const { return static_cast<bool>(run_); }
 
  private:
   friend class SplitModule;
   struct Program;
   ForwardRun() = default;
-  void Drop();
   Result<std::vector<RuntimeValue>> ByYield(std::vector<RuntimeValue> output_gradients) const;
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
-  SuspendedRun run_;
+  std::vector<ExecutionObserver*> observers_;
+  WaitingRun run_;
 };
 
 // A model as two halves, forward and backward. It owns the parameters; callers own gradients and
@@ -138,11 +137,9 @@ class SplitModule {
   // flight go on with the parameters that they began with. All or nothing.
   Status SetParameters(const std::map<std::string, Tensor>& values);
 
-  // --- provider fallback (core/runtime/provider_fallback.h), as in Session ---
-  void DisableFallback() { fallback_->set_enabled(false); }
-  void EnableFallback() { fallback_->set_enabled(true); }
-  std::vector<std::string> providers() const { return fallback_->provider_names(); }
-  std::optional<FallbackRecord> fallback_record() const { return fallback_->record(); }
+  // The providers, and what became of one that has failed.
+  ProviderFallback& fallback() { return *fallback_; }
+  const ProviderFallback& fallback() const { return *fallback_; }
 
  private:
   SplitModule() = default;

@@ -177,7 +177,7 @@ Result<std::unique_ptr<Program>> StepRuns::MakeEvaluation(const Model& model,
 void StepRuns::set_learning_rate(double rate) {
   progress_.base_rate = rate;
   if (!suspended()) return;
-  const ExecutionState& state = *waiting_.run->started.state;
+  const ExecutionState& state = waiting_.run.state();
   const std::vector<Value*>& inputs = state.plan().graph().inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_rate = inputs[i]->name() == kLearningRateInput && state.feeds()[i].is_tensor();
@@ -262,11 +262,10 @@ Result<double> StepRuns::Resume(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
   WaitingStep waiting = std::move(waiting_);
   Wait({});
-  waiting.run->started.state->set_deadline(control_.deadline());
+  waiting.run.state().set_deadline(control_.deadline());
   Result<double> loss =
-      EndRun(waiting.is_update,
-             ProgramOf(waiting.is_update)
-                 .Resume(std::move(waiting.run), std::move(observers), control_.TakeSuspendAt()));
+      EndRun(waiting.is_update, waiting.run.GoOn({.observers = std::move(observers),
+                                                  .suspend_at = control_.TakeSuspendAt()}));
   if (suspended()) waiting_.seed = waiting.seed;
   else if (!loss.ok() && !progress_.next_seed) progress_.next_seed = waiting.seed;
   return loss;
@@ -279,7 +278,7 @@ Status StepRuns::Drop() {
   WaitingStep waiting = std::move(waiting_);
   Wait({});
   if (!progress_.next_seed) progress_.next_seed = waiting.seed;
-  ParameterEffect effect = Program::Drop(std::move(waiting.run));
+  ParameterEffect effect = waiting.run.GiveUp();
   if (effect.state != ParameterState::kInconsistent) return {};
   parameters_.set_lost(std::move(effect.inconsistent));
   return Cancelled(DescribeLoss() + "it was given up");
@@ -295,8 +294,8 @@ double StepRuns::ScalarOf(const RuntimeValue& output) {
 }
 
 Result<double> StepRuns::EndRun(bool is_update, RunResult result) {
-  if (result.suspended != nullptr) {
-    Wait({std::move(result.suspended), is_update});
+  if (result.waiting) {
+    Wait({std::move(result.waiting), is_update});
     return result.status;
   }
   if (result.left_parameters_changed())
@@ -364,7 +363,7 @@ Result<SharedPlan> StepRuns::Plan(const NamedValues& feeds) try {
 Status StepRuns::Save(Checkpoint& to) const {
   if (!suspended()) return {};
   to.properties[kWaitingUpdates] = int64_t{waiting_.is_update};
-  ASSIGN_OR_RETURN(to.step, waiting_.run->Capture());
+  ASSIGN_OR_RETURN(to.step, waiting_.run.Capture());
   return {};
 }
 
@@ -376,7 +375,7 @@ Result<WaitingStep> StepRuns::TakeUp(const Checkpoint& from) {
   waiting.is_update = is_update != 0;
   ASSIGN_OR_RETURN(waiting.run,
                    ProgramOf(waiting.is_update).Restore(*from.step, MakeRun(0), UndoOfSteps()));
-  waiting.differences = DescribeDifferences(*from.step, waiting.run->started.state->plan());
+  waiting.differences = DescribeDifferences(*from.step, waiting.run.state().plan());
   return waiting;
 }
 

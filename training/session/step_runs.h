@@ -30,7 +30,7 @@ struct Evaluation {
 
 // A step that waits in its middle.
 struct WaitingStep {
-  std::unique_ptr<SuspendedRun> run = nullptr;  // null: no step waits
+  WaitingRun run = {};  // none: no step waits
   bool is_update = false;
   std::vector<std::string> differences = {};
   std::optional<uint64_t> seed =
@@ -60,7 +60,7 @@ class StepRuns {
 
   // --- a step that waits ---
   // No other one begins and no parameter is set before Resume or Drop.
-  bool suspended() const { return waiting_.run != nullptr; }
+  bool suspended() const { return static_cast<bool>(waiting_.run); }
   Result<double> Resume(std::vector<ExecutionObserver*> observers);
   Status Drop();
   // The ways in which the step that waits may round otherwise than in the session that began it;

@@ -76,8 +76,9 @@ inline int CallsOf(const std::shared_ptr<FailingProvider>& faulty) {
   faulty->FailAt(-1);
   auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
   EXPECT_TRUE(session->Run(Feeds()).ok());
-  EXPECT_FALSE(session->fallback_record());
-  EXPECT_THAT(session->providers(), ::testing::ElementsAre("faulty", kCpuProviderName));
+  EXPECT_FALSE(session->fallback().record());
+  EXPECT_THAT(session->fallback().provider_names(),
+              ::testing::ElementsAre("faulty", kCpuProviderName));
   EXPECT_GE(faulty->calls(), 6);
   return faulty->calls();
 }

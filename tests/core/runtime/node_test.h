@@ -52,7 +52,7 @@ inline NodeTestRun RunNodeTest(const std::string& folder, const ProviderList& pr
     feeds[input->name()] = *std::move(value);
   }
   NodeTestRun outcome{(*session)->Run(feeds), false};
-  outcome.fell_back = (*session)->fallback_record().has_value();
+  outcome.fell_back = (*session)->fallback().record().has_value();
   return outcome;
 }
 

@@ -10,6 +10,7 @@
 namespace caesura::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // A program that adds x to its parameter w, and then negates it; a kernel of its provider can fail.
@@ -70,43 +71,116 @@ TEST_F(RunsAProgram, AndTellsWhatBecameOfTheParameters) {
   EXPECT_NE(W(), after);
 }
 
+std::unique_ptr<Program> ProgramOf(const std::string& body, ProviderList providers = Tiny()) {
+  Model model;
+  model.graph = GraphOf(body);
+  auto fallback =
+      std::make_shared<ProviderFallback>(std::move(providers), [] { return Tiny()[0]; });
+  return Program::Create(std::move(model), fallback, {.plan = {.threads = 1}}).value();
+}
+
+std::vector<float> FloatsOf(const RunResult& result) {
+  return result.values.at(0).tensor().ToVector<float>();
+}
+
 // A run that may stop at yields gives what each hands out, then the outputs.
 TEST(RunsToYields, AndHandsOutEachPart) {
-  Model model;
-  model.graph = GraphOf(R"((float[2] x) => (float[2] c) {
+  const auto program = ProgramOf(R"((float[2] x) => (float[2] c) {
       a = Neg (x)
       = ai.caesura.YieldOp (a)
       b = Neg (a)
       = ai.caesura.YieldOp (b, x)
       c = Neg (b)
     })");
-  auto fallback = std::make_shared<ProviderFallback>(
-      Tiny(), [] { return Tiny()[0]; },
-      /*enabled=*/false);
-  auto program = Program::Create(std::move(model), fallback, {.plan = {.threads = 1}}).value();
   const RuntimeValue x = Ramp(Shape{2}, 1.0f);
   EXPECT_EQ(program->Run({.feeds = {x}}).status.code(), StatusCode::kUnsupported);
 
-  RunResult run = program->Run({.feeds = {x}, .stops_at_yields = true});
+  RunResult run = program->Run({.feeds = {x}, .at_yield = AtYield::kWait});
   ASSERT_TRUE(run.status.ok()) << run.status.ToString();
   ASSERT_EQ(run.values.size(), 1u);
   const RuntimeValue a = run.values[0];
   EXPECT_EQ(a.tensor().ToVector<float>()[1], -x.tensor().ToVector<float>()[1]);
   // The caller owns the values that it was given: later nodes do not read them.
   static_cast<float*>(run.values[0].tensor().raw())[1] = 100;
-  ASSERT_NE(run.suspended, nullptr);
-  run = program->Resume(std::move(run.suspended), {});
+  ASSERT_TRUE(run.waiting);
+  run = run.waiting.GoOn({});
   ASSERT_TRUE(run.status.ok()) << run.status.ToString();
   ASSERT_EQ(run.values.size(), 2u);
   EXPECT_EQ(run.values[0].tensor().ToVector<float>(), x.tensor().ToVector<float>());
   EXPECT_EQ(run.values[1].tensor().ToVector<float>(), x.tensor().ToVector<float>());
   EXPECT_NE(run.values[1].tensor().raw(), x.tensor().raw());
-  ASSERT_NE(run.suspended, nullptr);
-  run = program->Resume(std::move(run.suspended), {});
+  ASSERT_TRUE(run.waiting);
+  run = run.waiting.GoOn({});
   ASSERT_TRUE(run.status.ok()) << run.status.ToString();
-  EXPECT_EQ(run.suspended, nullptr);
+  EXPECT_FALSE(run.waiting);
   ASSERT_EQ(run.values.size(), 1u);
   EXPECT_EQ(run.values[0].tensor().ToVector<float>()[1], -x.tensor().ToVector<float>()[1]);
+}
+
+constexpr char kOneYield[] = R"((float[2] x) => (float[2] c) {
+      a = Neg (x)
+      g = ai.caesura.YieldOp (a)
+      c = Neg (g)
+    })";
+
+TEST(RunsToYields, AndTakeValuesIn) {
+  const auto program = ProgramOf(kOneYield);
+  RunResult run = program->Run({.feeds = {Ramp(Shape{2})}, .at_yield = AtYield::kWait});
+  ASSERT_TRUE(run.waiting) << run.status.ToString();
+  WaitingRun waiting = std::move(run.waiting);
+  // Values that do not fit lose nothing.
+  EXPECT_THAT(waiting.GoOn({}).status.message(), HasSubstr("takes 1 values, got 0"));
+  const RunResult kept = waiting.GoOn({.values = {Floats(Shape{2}, {1, 2})}, .keep = true});
+  EXPECT_THAT(FloatsOf(kept), ElementsAre(-1, -2));
+  const StateSnapshot snapshot = waiting.Capture().value();
+  EXPECT_THAT(FloatsOf(waiting.GoOn({.values = {Floats(Shape{2}, {3, 4})}})), ElementsAre(-3, -4));
+  EXPECT_FALSE(waiting);
+  waiting = program->Restore(snapshot, {}, Undo::kNever).value();
+  EXPECT_THAT(FloatsOf(waiting.GoOn({.values = {Floats(Shape{2}, {5, 6})}})), ElementsAre(-5, -6));
+}
+
+// Only a run that was begun so is done again where a provider fails after the yield, and one that
+// is kept then waits on the new providers.
+TEST(RunsToYields, AndRepeatsOnOtherProviders) {
+  const RuntimeValue given = Floats(Shape{2}, {1, 2});
+  for (const AtYield at_yield : {AtYield::kWait, AtYield::kWaitAndRepeat}) {
+    const auto faulty = std::make_shared<FailingProvider>(Tiny()[0], "faulty", /*scribbles=*/true);
+    const auto program = ProgramOf(kOneYield, {faulty, Tiny()[0]});
+    RunResult run = program->Run({.feeds = {Ramp(Shape{2})}, .at_yield = at_yield});
+    ASSERT_TRUE(run.waiting) << run.status.ToString();
+    WaitingRun waiting = std::move(run.waiting);
+    faulty->FailAt(0);
+    const RunResult result = waiting.GoOn({.values = {given}, .keep = true});
+    if (at_yield == AtYield::kWait) {
+      EXPECT_EQ(result.status.code(), StatusCode::kProviderFailure);
+      continue;
+    }
+    ASSERT_TRUE(result.status.ok()) << result.status.ToString();
+    EXPECT_THAT(FloatsOf(result), ElementsAre(-1, -2));
+    const int calls = faulty->calls();
+    EXPECT_THAT(FloatsOf(waiting.GoOn({.values = {given}})), ElementsAre(-1, -2));
+    EXPECT_EQ(faulty->calls(), calls);
+  }
+}
+
+// A run that waits is given up with what it has written undone; one that is dropped leaves it.
+TEST_F(RunsAProgram, AndGivesUpARunThatWaits) {
+  const std::vector<float> before = W();
+  const auto begin = [&] {
+    return program_->Run({.feeds = {Ramp(Shape{2}, 1.0f)},
+                          .options = {.parameters = &parameters_},
+                          .undo = Undo::kAlways,
+                          .suspend_at = 1});
+  };
+  RunResult run = begin();
+  EXPECT_EQ(run.status.code(), StatusCode::kSuspended);
+  EXPECT_NE(W(), before);
+  EXPECT_EQ(run.waiting.GiveUp().state, ParameterState::kUndone);
+  EXPECT_FALSE(run.waiting);
+  EXPECT_EQ(W(), before);
+  run = begin();
+  run = {};
+  EXPECT_NE(W(), before);
 }
 
 TEST_F(RunsAProgram, AndTellsWhereItFailed) {

@@ -56,8 +56,8 @@ TEST(DeviceFallback, ADeviceThatFailsAtEachKernelCall) {
       EXPECT_GE(k, 3);
       break;
     }
-    ASSERT_TRUE(session->fallback_record());
-    EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+    ASSERT_TRUE(session->fallback().record());
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
     const DeviceCounts before = device.counts();
     EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), expected));
     EXPECT_EQ(device.counts().kernels, before.kernels);
@@ -94,7 +94,7 @@ TEST(DeviceFallback, FeedsAndBuffersStayOnTheFailedDevice) {
       }
       EXPECT_EQ(faulty->calls(), k + 1);
     }
-    EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
   }
 }
 
@@ -121,7 +121,7 @@ TEST(DeviceFallback, BindingsThatReplaceAnInput) {
       EXPECT_EQ(results[1].tensor().device(), device.device());
       EXPECT_TRUE(SameBits(session->ToHost(results[0]).value(), expected[1])) << k;
       EXPECT_TRUE(SameBits(session->ToHost(results[1]).value(), expected[0])) << k;
-      EXPECT_EQ(session->fallback_record().has_value(), round > 0);
+      EXPECT_EQ(session->fallback().record().has_value(), round > 0);
     }
     EXPECT_EQ(faulty->calls(), k + 1);
   }
@@ -132,13 +132,13 @@ TEST(DeviceFallback, ADeviceWithoutMemoryLeft) {
   auto session =
       Session::Create(ParseModelText(kDeviceNet).value(), OptionsOn(device.providers())).value();
   EXPECT_TRUE(SameBits(session->Run(DeviceFeeds()).value(), OnTheCpu(DeviceFeeds())));
-  EXPECT_FALSE(session->fallback_record());
+  EXPECT_FALSE(session->fallback().record());
   EXPECT_TRUE(SameBits(session->Run(DeviceFeeds(300)).value(), OnTheCpu(DeviceFeeds(300))));
-  ASSERT_TRUE(session->fallback_record());
-  EXPECT_EQ(session->fallback_record()->provider, "counting:0");
-  EXPECT_EQ(session->fallback_record()->node, "memory");
-  EXPECT_EQ(session->fallback_record()->runs_before, 1u);
-  EXPECT_THAT(session->fallback_record()->cause, HasSubstr("bytes left"));
+  ASSERT_TRUE(session->fallback().record());
+  EXPECT_EQ(session->fallback().record()->provider, "counting:0");
+  EXPECT_EQ(session->fallback().record()->node, "memory");
+  EXPECT_EQ(session->fallback().record()->runs_before, 1u);
+  EXPECT_THAT(session->fallback().record()->cause, HasSubstr("bytes left"));
 }
 
 // A factory that says yes to everything, and kernels that then do not do it.
@@ -182,9 +182,9 @@ TEST(DeviceFallback, AProviderThatClaimsMoreThanItCanDo) {
         Session::Create(ParseModelText(text).value(), OptionsOn({std::make_shared<Claims>()}))
             .value();
     EXPECT_TRUE(SameBits(session->Run({{"x", x}}).value(), expected)) << axis;
-    EXPECT_EQ(session->fallback_record().has_value(), axis[0] == '-');
+    EXPECT_EQ(session->fallback().record().has_value(), axis[0] == '-');
     if (axis[0] == '-') {
-      EXPECT_EQ(session->fallback_record()->node, "Hardmax 'last'");
+      EXPECT_EQ(session->fallback().record()->node, "Hardmax 'last'");
     }
   }
 }

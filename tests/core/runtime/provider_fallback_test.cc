@@ -28,7 +28,7 @@ TEST(ProviderFallback, AProviderThatFailsAtEachKernelCall) {
     EXPECT_EQ(faulty->calls(), k + 1);
     const std::string warning = ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(Count(warning, "\n"), 1) << warning;
-    const auto record = session->fallback_record();
+    const auto record = session->fallback().record();
     ASSERT_TRUE(record);
     EXPECT_EQ(record->provider, "faulty");
     EXPECT_THAT(record->cause, HasSubstr("PROVIDER_FAILURE: ["));
@@ -38,7 +38,7 @@ TEST(ProviderFallback, AProviderThatFailsAtEachKernelCall) {
     EXPECT_EQ(record->runs_before, 0u);
     EXPECT_GT(record->milliseconds, 0);
     EXPECT_THAT(record->providers, ElementsAre(kCpuProviderName));
-    EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
   }
 }
 
@@ -52,7 +52,7 @@ TEST(ProviderFallback, TheRecordSaysWhereAndWhen) {
   ASSERT_TRUE(session->Plan(feeds).ok());  // no run
   faulty->FailAt(1);
   ASSERT_TRUE(session->Run(feeds).ok());
-  const auto record = session->fallback_record();
+  const auto record = session->fallback().record();
   ASSERT_TRUE(record);
   EXPECT_EQ(record->node, "Add 'inner'");
   EXPECT_EQ(record->phase, FallbackPhase::kRun);
@@ -77,7 +77,7 @@ TEST(ProviderFallback, BoundBuffersHoldTheRetrysResults) {
     EXPECT_TRUE(SameBits(results, expected)) << k;
     for (int i = 0; i < 3; ++i)
       EXPECT_EQ(results[i].tensor().raw(), options.fetch_buffers[i].raw());
-    EXPECT_TRUE(session->fallback_record());
+    EXPECT_TRUE(session->fallback().record());
   }
 }
 
@@ -91,8 +91,8 @@ TEST(ProviderFallback, FailuresWhileARunIsPlanned) {
     faulty->FailAtCreation(k);
     auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
     EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), expected)) << k;
-    ASSERT_TRUE(session->fallback_record()) << k;
-    EXPECT_THAT(session->fallback_record()->cause, HasSubstr("planted failure of a factory"));
+    ASSERT_TRUE(session->fallback().record()) << k;
+    EXPECT_THAT(session->fallback().record()->cause, HasSubstr("planted failure of a factory"));
     EXPECT_EQ(faulty->created(), k + 1);
   }
   // In folding, by a plan that is asked for without a run.
@@ -100,8 +100,8 @@ TEST(ProviderFallback, FailuresWhileARunIsPlanned) {
   faulty->FailAt(0);
   auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
   ASSERT_TRUE(session->Plan(Feeds()).ok());
-  EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCompile);
-  EXPECT_EQ(session->fallback_record()->node, "Neg 'fold'");
+  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCompile);
+  EXPECT_EQ(session->fallback().record()->node, "Neg 'fold'");
 }
 
 // A pass that fails where its providers are not the CPU's alone.
@@ -129,10 +129,10 @@ TEST(ProviderFallback, FailuresWhileASessionIsMade) {
   };
   auto session = SessionOf(ModelOf(kNet), {Faulty(), Cpu()}, options);
   EXPECT_EQ(runs, 2);
-  ASSERT_TRUE(session->fallback_record());
-  EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCreate);
-  EXPECT_EQ(session->fallback_record()->provider, "faulty");
-  EXPECT_THAT(session->fallback_record()->cause,
+  ASSERT_TRUE(session->fallback().record());
+  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCreate);
+  EXPECT_EQ(session->fallback().record()->provider, "faulty");
+  EXPECT_THAT(session->fallback().record()->cause,
               HasSubstr("pass 'compiling': planted failure of a compiler"));
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
   options.fallback = false;
@@ -155,8 +155,8 @@ TEST(ProviderFallback, WeightsAreSharedNotReadAgain) {
   faulty->FailAt(2);
   ASSERT_TRUE(session->Run(Feeds()).ok());
   EXPECT_THAT(addresses(), ::testing::Contains(w));
-  EXPECT_EQ(session->fallback_record()->shared_bytes, 12 * sizeof(float) + sizeof(int64_t));
-  EXPECT_EQ(session->fallback_record()->bytes, 6 * sizeof(float));  // n is folded anew
+  EXPECT_EQ(session->fallback().record()->shared_bytes, 12 * sizeof(float) + sizeof(int64_t));
+  EXPECT_EQ(session->fallback().record()->bytes, 6 * sizeof(float));  // n is folded anew
 }
 
 // --- when not ---
@@ -165,21 +165,21 @@ TEST(ProviderFallback, NothingRetriesWhereItIsDisabled) {
   auto faulty = Faulty();
   auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
   ASSERT_TRUE(session->Run(Feeds()).ok());
-  session->DisableFallback();
+  session->fallback().set_enabled(false);
   for (int round = 0; round < 2; ++round) {
     faulty->FailAt(1);
     EXPECT_EQ(session->Run(Feeds()).status().code(), StatusCode::kProviderFailure);
     EXPECT_EQ(faulty->calls(), 2);
-    EXPECT_THAT(session->providers(), ElementsAre("faulty", kCpuProviderName));
-    EXPECT_FALSE(session->fallback_record());
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre("faulty", kCpuProviderName));
+    EXPECT_FALSE(session->fallback().record());
   }
   faulty->FailAt(-1);
   EXPECT_TRUE(session->Run(Feeds()).ok());  // still there
   EXPECT_GT(faulty->calls(), 2);
-  session->EnableFallback();
+  session->fallback().set_enabled(true);
   faulty->FailAt(1);
   EXPECT_TRUE(session->Run(Feeds()).ok());
-  EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+  EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
 }
 
 TEST(ProviderFallback, OtherErrorsNeverRetry) {
@@ -204,7 +204,7 @@ TEST(ProviderFallback, OtherErrorsNeverRetry) {
     EXPECT_EQ(session->Run({{"x", Ramp(Shape{2})}}).status().code(), StatusCode::kOutOfMemory);
     memory.Heal();
     EXPECT_EQ(session->Run({{"y", Ramp(Shape{2})}}).status().code(), StatusCode::kInvalidArgument);
-    EXPECT_FALSE(session->fallback_record());
+    EXPECT_FALSE(session->fallback().record());
   }
 }
 
@@ -215,7 +215,7 @@ TEST(ProviderFallback, ACpuSessionNeverRetries) {
   cpu->FailAt(0);
   EXPECT_EQ(session->Run(Feeds()).status().code(), StatusCode::kProviderFailure);
   EXPECT_EQ(cpu->calls(), 1);
-  EXPECT_FALSE(session->fallback_record());
+  EXPECT_FALSE(session->fallback().record());
 }
 
 // One kernel, test.Twice.
@@ -248,7 +248,7 @@ TEST(ProviderFallback, TheCpusOwnFailureIsNobodyElses) {
       ModelOf("(float[1] x) => (float[1] y) { t = test.Twice (x) y = Neg (t) }"), {one, cpu});
   cpu->FailAt(0);
   EXPECT_EQ(session->Run({{"x", Ramp(Shape{1})}}).status().code(), StatusCode::kProviderFailure);
-  EXPECT_FALSE(session->fallback_record());
+  EXPECT_FALSE(session->fallback().record());
   cpu->FailAt(-1);
   EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {3})}}).value()[0]), ElementsAre(-6));
 }
@@ -260,14 +260,15 @@ TEST(ProviderFallback, TheListNeverHoldsTheProviderThatFailed) {
   auto session = SessionOf(ModelOf(kNet), {first, cuda, Cpu()});
   first->FailAt(3);
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
-  EXPECT_THAT(session->providers(), ElementsAre(kCudaProviderName, kCpuProviderName));
+  EXPECT_THAT(session->fallback().provider_names(),
+              ElementsAre(kCudaProviderName, kCpuProviderName));
   EXPECT_GT(cuda->calls(), 0);
 
   auto only = Faulty(kCudaProviderName);
   auto second = SessionOf(ModelOf(kNet), {only, Faulty("TensorRT"), Cpu()});
   only->FailAt(3);
   EXPECT_TRUE(SameBits(second->Run(Feeds()).value(), Expected(kNet, Feeds())));
-  EXPECT_THAT(second->providers(), ElementsAre(kCpuProviderName));
+  EXPECT_THAT(second->fallback().provider_names(), ElementsAre(kCpuProviderName));
 }
 
 TEST(ProviderFallback, AGpuBehindAnotherProviderIsKept) {
@@ -276,8 +277,8 @@ TEST(ProviderFallback, AGpuBehindAnotherProviderIsKept) {
   first->FailAt(0);
   EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{2}, {1, 2})}}).value()[0]),
               ElementsAre(-1, -2));
-  EXPECT_EQ(session->providers().front(), kCudaProviderName);
-  EXPECT_EQ(session->providers().size(), 2u);
+  EXPECT_EQ(session->fallback().provider_names().front(), kCudaProviderName);
+  EXPECT_EQ(session->fallback().provider_names().size(), 2u);
   EXPECT_EQ(cuda->calls(), 1);
 }
 
@@ -300,7 +301,8 @@ TEST(ProviderFallback, ASecondFailureNamesTheFirstCause) {
   EXPECT_EQ(later.code(), StatusCode::kProviderFailure);
   EXPECT_THAT(later.message(), HasSubstr("on CUDAExecutionProvider] planted failure of a factory"));
   EXPECT_THAT(later.message(), HasSubstr("on TensorRT] planted failure"));
-  EXPECT_THAT(session->providers(), ElementsAre(kCudaProviderName, kCpuProviderName));
+  EXPECT_THAT(session->fallback().provider_names(),
+              ElementsAre(kCudaProviderName, kCpuProviderName));
 }
 
 TEST(ProviderFallback, WhatTheCpuCannotRunIsAnErrorThatNamesTheCause) {
@@ -313,7 +315,7 @@ TEST(ProviderFallback, WhatTheCpuCannotRunIsAnErrorThatNamesTheCause) {
   EXPECT_EQ(status.code(), StatusCode::kProviderFailure);
   EXPECT_THAT(status.message(),
               HasSubstr("on one] too hot; and CPUExecutionProvider cannot stand in: UNSUPPORTED"));
-  EXPECT_FALSE(session->fallback_record());
+  EXPECT_FALSE(session->fallback().record());
   fails = false;
   EXPECT_TRUE(session->Run({{"x", Ramp(Shape{1})}}).ok());  // nothing has changed
 }
@@ -345,15 +347,16 @@ TEST(ProviderFallback, AProviderThatCannotBeLoadedIsAnErrorWhereFallbackIsDisabl
 
   auto cuda = Faulty(kCudaProviderName);
   auto session = Requested({gone, Makes(cuda), Makes(Cpu())}).value();
-  EXPECT_THAT(session->providers(), ElementsAre(kCudaProviderName, kCpuProviderName));
-  EXPECT_EQ(session->fallback_record()->provider, "TensorRT");
-  EXPECT_EQ(session->fallback_record()->phase, FallbackPhase::kCreate);
+  EXPECT_THAT(session->fallback().provider_names(),
+              ElementsAre(kCudaProviderName, kCpuProviderName));
+  EXPECT_EQ(session->fallback().record()->provider, "TensorRT");
+  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCreate);
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
   // A device that is busy, and another one that is not there: the CPU.
   auto host =
       Requested({gone, Refuses(kCudaProviderName, ProviderFailure("busy")), Makes(Cpu())}).value();
-  EXPECT_THAT(host->providers(), ElementsAre(kCpuProviderName));
-  EXPECT_THAT(host->fallback_record()->cause, HasSubstr("no device"));
+  EXPECT_THAT(host->fallback().provider_names(), ElementsAre(kCpuProviderName));
+  EXPECT_THAT(host->fallback().record()->cause, HasSubstr("no device"));
 }
 
 TEST(ProviderFallback, MistakesInOptionsAreNotHidden) {

@@ -29,7 +29,7 @@ TEST(ProviderFallback, AsynchronousRuns) {
     const Result<Values> results = promise.get_future().get();
     ASSERT_TRUE(results.ok()) << results.status().ToString();
     EXPECT_TRUE(SameBits(*results, expected));
-    EXPECT_EQ(session->fallback_record()->provider, "faulty");
+    EXPECT_EQ(session->fallback().record()->provider, "faulty");
   }
   // Errors come the same way, and a session waits for what it has begun.
   std::atomic<int> done{0};
@@ -83,7 +83,7 @@ TEST(ProviderFallback, ManyThreadsShareOneFallback) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(right, kThreads * kRuns) << round;
     EXPECT_EQ(programs, 2) << round;
-    EXPECT_THAT(session->providers(), ElementsAre(kCpuProviderName));
+    EXPECT_THAT(session->fallback().provider_names(), ElementsAre(kCpuProviderName));
     const int calls = faulty->calls();
     EXPECT_TRUE(session->Run({{"x", Ramp(Shape{2, 3})}}).ok());
     EXPECT_EQ(faulty->calls(), calls);
@@ -133,7 +133,7 @@ TEST(ProviderFallback, RunsInFlightEndOnTheOldPlansOrRetry) {
     changed.wait(lock, [&] { return entered; });
   }
   EXPECT_THAT(ToFloats(session->Run({{"x", Floats(Shape{1}, {-1})}}).value()[0]), ElementsAre(-4));
-  EXPECT_EQ(session->fallback_record()->provider, "tiny");
+  EXPECT_EQ(session->fallback().record()->provider, "tiny");
   {
     std::lock_guard<std::mutex> lock(mutex);
     go_on = true;

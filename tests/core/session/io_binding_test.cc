@@ -252,7 +252,7 @@ TEST(IoBinding, AnOutputDeclaredToReplaceAnInputDoesSoWhenTheRunHasSucceeded) {
   ASSERT_TRUE(binding.BindOutput("y", FloatsIn(x), Overlap::kExact).ok());
   ASSERT_TRUE(binding.BindOutput("z").ok());
   ASSERT_TRUE(binding.BindOutput("x").ok());
-  session->DisableFallback();
+  session->fallback().set_enabled(false);
   provider->FailAt(1);
   EXPECT_EQ(session->Run(binding).status().code(), StatusCode::kProviderFailure);
   EXPECT_THAT(x, ElementsAre(1, 2));
@@ -276,7 +276,7 @@ TEST(IoBinding, ABoundRunFallsBackFromAProviderThatFails) {
     ASSERT_TRUE(binding.BindOutput("s").ok());
     provider->FailAt(kernel);
     const Values results = session->Run(binding).value();
-    EXPECT_TRUE(session->fallback_record().has_value());
+    EXPECT_TRUE(session->fallback().record().has_value());
     EXPECT_THAT(x, ElementsAre(-11, -22));  // once, from what was bound
     EXPECT_THAT(ToFloats(results[1]), ElementsAre(11, 22));
     EXPECT_THAT(ToFloats(session->Run(binding).value()[1]),

@@ -161,7 +161,7 @@ TEST(Sessions, InputsWithADefaultMayBeLeftOut) {
 TEST(Sessions, AFailedRunLeavesThemUsable) {
   auto provider = std::make_shared<FailingProvider>(std::make_shared<TinyProvider>());
   auto session = SessionOf(kTwoOutputs, {provider});
-  session->DisableFallback();
+  session->fallback().set_enabled(false);
   const NamedValues feeds = {{"x", Floats(Shape{2}, {1, 2})}, {"b", Floats(Shape{2}, {10, 20})}};
   for (int k : {0, 1}) {
     provider->FailAt(k);

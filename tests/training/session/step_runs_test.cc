@@ -111,7 +111,7 @@ TEST(StepRunsTest, ACheckpointHasTheStepThatWaits) {
   PartsOfASession here, there;
   Checkpoint none, some;
   ASSERT_TRUE(here.runs.Save(none).ok());
-  EXPECT_EQ(there.runs.TakeUp(none)->run, nullptr);
+  EXPECT_FALSE(there.runs.TakeUp(none)->run);
   here.control.SuspendAt(1);
   ASSERT_FALSE(here.Step().ok());
   ASSERT_TRUE(here.runs.Save(some).ok());

@@ -160,8 +160,8 @@ TEST_F(CudaProvider, FailuresFallBackToTheCpu) {
     ::testing::internal::GetCapturedStderr();
     ASSERT_TRUE(got.ok()) << got.status().ToString();
     EXPECT_NEAR((*got)[0].tensor().data<float>()[1], std::exp(2.0f), 1e-4);
-    ASSERT_TRUE((*session)->fallback_record().has_value());
-    EXPECT_THAT((*session)->fallback_record()->cause, HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
+    ASSERT_TRUE((*session)->fallback().record().has_value());
+    EXPECT_THAT((*session)->fallback().record()->cause, HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
   }
 }
 
