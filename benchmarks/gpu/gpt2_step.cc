@@ -27,6 +27,7 @@
 #include "core/profile/profiler.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
+#include "training/session/option_table.h"
 #include "training/session/training_session.h"
 
 namespace {
@@ -146,9 +147,8 @@ Result<Session> Open(const Sizes& sizes, const caesura::ProviderList& providers)
   options.step.optimizer =
       caesura::AdamW{.learning_rate = 3e-4, .epsilon = 1e-6, .weight_decay = 0.1};
   options.step.clip_norm = 1;
-  auto precision = caesura::PrecisionByName(sizes.precision == "tf32" ? "fp32" : sizes.precision);
-  if (!precision.ok()) return precision.status();
-  options.step.precision = *precision;
+  const std::string precision = sizes.precision == "tf32" ? "fp32" : sizes.precision;
+  if (auto set = caesura::SetOption("precision", precision, &options); !set.ok()) return set;
   options.providers = providers;
   options.fallback = false;
   return caesura::TrainingSession::Create(*std::move(model), std::move(options));

@@ -224,12 +224,12 @@ TEST(EarlyRanks, OptionsThatDoNotFitAreRefused) {
   for (const Edit& edit : {Edit([](TrainingOptions& o) { o.step.clip_norm = 1; }),
                            Edit([](TrainingOptions& o) { o.step.precision = DType::kFloat16; }),
                            Edit([](TrainingOptions& o) { o.step.refuse_nonfinite = true; })}) {
-    EXPECT_THAT(refused(edit), HasSubstr("use CommitMode::kLate"));
+    EXPECT_THAT(refused(edit), HasSubstr("commit eager-consume and"));
   }
   for (const Edit& edit : {Edit([](TrainingOptions& o) { o.ranks.shard = 1; }),
                            Edit([](TrainingOptions& o) { o.ranks.logical_shards = 2; }),
                            Edit([](TrainingOptions& o) { o.step.rank_parts = {"w0"}; })}) {
-    EXPECT_THAT(refused(edit), HasSubstr("shard, logical_shards and rank_parts need"));
+    EXPECT_THAT(refused(edit), HasSubstr("after all gradients"));
   }
 }
 

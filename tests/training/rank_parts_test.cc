@@ -230,7 +230,8 @@ TEST(RankPartsFailure, OptionsThatDoNotFitAreRefused) {
   };
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.optimizer = Muon{}; }),
               HasSubstr("update an element by the whole parameter"));
-  EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = 1; }), HasSubstr("need shard = 0"));
+  EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = 1; }),
+              HasSubstr("rank_parts and shard do not go together"));
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.rank_parts = {"none"}; }),
               HasSubstr("expected trained parameters, got 'none'"));
 }

@@ -94,7 +94,7 @@ TEST(RefuseNonfinite, IsRefusedWhereItCannotBe) {
   real.options.step.refuse_nonfinite = true;
   real.options.step.commit = CommitMode::kEagerConsume;
   EXPECT_THAT(TrainingSession::Create(real.model.Clone(), real.options).status().message(),
-              HasSubstr("use CommitMode::kLate"));
+              HasSubstr("shows after the last one"));
   real.options.step.commit = CommitMode::kLate;
   real.options.step.precision = DType::kFloat16;
   EXPECT_THAT(TrainingSession::Create(real.model.Clone(), real.options).status().message(),

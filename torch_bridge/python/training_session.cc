@@ -17,24 +17,6 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-Loss MakeLoss(const std::string& kind, const std::string& prediction, const std::string& target,
-              int class_axis) {
-  const std::map<std::string, Loss::Kind> kinds = {
-      {"cross_entropy", Loss::Kind::kCrossEntropy},
-      {"mse", Loss::Kind::kMeanSquaredError},
-      {"l1", Loss::Kind::kMeanAbsoluteError},
-      {"bce_with_logits", Loss::Kind::kBinaryCrossEntropyLogits},
-      {"output", Loss::Kind::kOutput}};
-  auto it = kinds.find(kind);
-  if (it == kinds.end()) {
-    Raise(InvalidArgument("loss '" + kind +
-                          "' is none of cross_entropy, mse, l1, bce_with_logits, output"));
-  }
-  Loss loss{it->second, prediction, target};
-  loss.class_axis = class_axis;
-  return loss;
-}
-
 // A tensor that a session may write to: PyTorch's own bytes.
 Tensor Writable(const std::string& name, nb::handle array) {
   DlpackImport facts;
@@ -59,15 +41,48 @@ OptionValue ValueOf(const TrainingOption& option, nb::handle value) {
       option.other);
 }
 
+nb::object ToPython(const OptionValue& value) {
+  return std::visit([](const auto& held) { return nb::cast(held); }, value);
+}
+
+// The rows of the table, and the pairs of uses that do not go together: (use, use, whether only
+// among ranks, the reason).
+nb::tuple OptionTable() {
+  nb::list rows, conflicts;
+  for (const TrainingOption& row : TrainingOptionTable()) {
+    nb::dict out;
+    out["name"] = row.name;
+    out["default"] = ToPython(row.initial());
+    out["choices"] = row.choices;
+    out["sentence"] = row.sentence;
+    rows.append(out);
+  }
+  for (const OptionConflict& conflict : OptionConflicts()) {
+    const OptionUse &one = conflict.one, &other = conflict.other;
+    conflicts.append(nb::make_tuple(one.Text(one.option), other.Text(other.option),
+                                    conflict.among_ranks, conflict.reason));
+  }
+  return nb::make_tuple(rows, conflicts);
+}
+
+// The entries of an exported step's metadata, of arguments as Open takes them.
+nb::dict StepEntriesOf(nb::dict arguments) {
+  TrainingOptions options;
+  nb::dict out;
+  for (const std::string& name : StepEntries()) {
+    const TrainingOption& row = *FindTrainingOption(name);
+    Check(SetOption(name, ValueOf(row, arguments[name.c_str()]), &options));
+    out[name.c_str()] = ToPython(row.get(options));
+  }
+  return out;
+}
+
 // The arguments of the Python class, by name. `parameters`: inputs of the model that are its
 // initializers, trained where they are.
 std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
                                       const std::map<std::string, nb::object>& parameters) {
   auto get = [&](const char* name) { return arguments[name]; };
   TrainingOptions options;
-  options.step.loss =
-      MakeLoss(nb::cast<std::string>(get("loss")), nb::cast<std::string>(get("prediction")),
-               nb::cast<std::string>(get("target")), nb::cast<int>(get("class_axis")));
   options.step.optimizer =
       Unwrap(MakeOptimizer(nb::cast<std::string>(get("optimizer")),
                            nb::cast<std::map<std::string, double>>(get("coefficients"))));
@@ -158,6 +173,8 @@ void BindTraining(nb::module_& m) {
   m.def("checkpoint_properties", [](const std::string& path) {
     return Unwrap(RestoreCheckpoint(path), /*of_file=*/true).properties;
   });
+  m.def("training_options", &OptionTable);
+  m.def("step_entries", &StepEntriesOf);
   nb::class_<SuspendFlag>(m, "SuspendFlag")
       .def(nb::init<>())
       .def_prop_rw(

@@ -224,7 +224,7 @@ Status RunBench(const BenchOptions& options) {
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(path));
   std::vector<System> systems;
   std::unique_ptr<Peer> peer;
-  const bool trains = exported || !options.train.loss.empty();
+  const bool trains = exported || options.train.has_loss;
   if (!exported) {  // the model of an exported step ends in its loss: nobody runs that for its
                     // outputs
     ASSIGN_OR_RETURN(const Model model, ReadTrainedModel(path, ""));
@@ -232,7 +232,7 @@ Status RunBench(const BenchOptions& options) {
     ASSIGN_OR_RETURN(System own, InferenceSystem(options, model, feeds));
     systems.push_back(std::move(own));
     if (options.beside) {
-      ASSIGN_OR_RETURN(peer, Peer::Create(path, feeds, options.train.threads));
+      ASSIGN_OR_RETURN(peer, Peer::Create(path, feeds, options.train.training.threads));
       const Result<Milliseconds> tried = peer->Run(0);
       if (tried.ok()) {
         systems.push_back({"run, onnxruntime " + peer->version(),
@@ -278,7 +278,7 @@ void AddBench(CLI::App& app, RunFunction* run) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_flag("!--alone", options->beside, "Without onnxruntime");
-  options->train.loss.clear();
+  options->train.has_loss = false;
   AddLossOptions(*sub, &options->train);
   AddOptimizerOption(*sub, &options->train);
   AddPlacementOptions(*sub, &options->train);

@@ -66,15 +66,14 @@ Status Evaluate(EvaluateOptions& options) {
   ASSIGN_OR_RETURN(Model model, ReadTrainedModel(train.model, options.checkpoint));
   if (exported) {
     ASSIGN_OR_RETURN(const StepOptions step, ReadStepOptions(model));
-    train.loss = "output";
-    train.prediction = step.loss.prediction;
+    train.training.step.loss = step.loss;
   }
   train.validation_part = 0;
   ASSIGN_OR_RETURN(const TrainData data, LoadTrainData(train, model));
   ASSIGN_OR_RETURN(const Loss loss, MakeLoss(train, data.text != nullptr));
   if (model.graph->outputs().empty()) return InvalidArgument("'" + train.model + "' has no output");
   const std::string prediction =
-      train.prediction.empty() ? model.graph->outputs()[0]->name() : train.prediction;
+      loss.prediction.empty() ? model.graph->outputs()[0]->name() : loss.prediction;
   ASSIGN_OR_RETURN(Value * value, AddLoss(*model.graph, loss));
   if (loss.kind != Loss::Kind::kOutput) model.graph->AddOutput(value);
   const std::string loss_output = value->name();

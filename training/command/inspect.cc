@@ -294,7 +294,7 @@ Status PrintPlans(Findings& out, const InspectOptions& options, const Model& mod
     out.Print("plan\n%s", text.c_str());
     out.json["plan"] = text;
   };
-  if (options.train.loss.empty()) return print_plan(*run), Status();
+  if (!options.train.has_loss) return print_plan(*run), Status();
   ASSIGN_OR_RETURN(const auto step, StepPlan(options, bindings, model, providers));
   PrintMemory(out, "memory of a training step", *step);
   return print_plan(*step), Status();
@@ -313,7 +313,7 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
       fallback.device_inputs.insert(input->name());
   }
   Model copy = model.Clone();
-  if (!options.train.loss.empty()) {
+  if (options.train.has_loss) {
     TrainingOptions training;
     if (options.step) {
       training.step = *options.step;
@@ -336,7 +336,7 @@ Status PrintCpuFallback(Findings& out, const InspectOptions& options, const Mode
 // stands.
 Status PrintStep(Findings& out, InspectOptions& options, const Model& model) {
   ASSIGN_OR_RETURN(options.step, ReadStepOptions(model));
-  options.train.loss = "output";  // a step is planned
+  options.train.has_loss = true;  // a step is planned
   const StepOptions& step = *options.step;
   TrainingOptions training;
   training.step = step;
@@ -374,7 +374,7 @@ Result<ExitCode> Inspect(Findings& out, InspectOptions& options) {
   const Status planned = PrintPlans(out, options, model, providers);
   if (planned.ok()) return kDone;
   const bool asked = options.plan || !options.shapes.empty() || !options.dims.empty() ||
-                     (!options.train.loss.empty() && !exported);
+                     (options.train.has_loss && !exported);
   if (asked) return planned;
   out.Print("memory: not worked out: %s\n", planned.message().c_str());
   return kDone;
@@ -401,7 +401,7 @@ void AddInspect(CLI::App& app, RunFunction* run) {
       ->allow_extra_args(false);
   sub->add_option("--dim", options->dims, "Value of a symbolic dim, NAME=32; may be repeated")
       ->allow_extra_args(false);
-  options->train.loss.clear();
+  options->train.has_loss = false;
   AddLossOptions(*sub, &options->train);
   AddOptimizerOption(*sub, &options->train);
   sub->add_flag("--plan", options->plan,

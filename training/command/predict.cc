@@ -67,7 +67,8 @@ class Rows {
 Status Predict(PredictOptions& options) {
   TrainOptions& train = options.train;
   ASSIGN_OR_RETURN(Model model, ReadTrainedModel(train.model, options.checkpoint));
-  train.loss = "output";  // nothing to compare with: no target is looked for
+  train.training.step.loss.kind =
+      Loss::Kind::kOutput;  // nothing to compare with: no target is looked for
   train.validation_part = 0;
   ASSIGN_OR_RETURN(const TrainData data, LoadTrainData(train, model));
   std::vector<std::string> names = options.outputs;

@@ -114,7 +114,7 @@ Status Compare(const ReplayOptions& options) {
   if (elsewhere) setenv("CAESURA_MAX_ISA", options.against_isa.c_str(), /*overwrite=*/1);
   TrainOptions changed = options.train;
   if (!options.against.name.empty()) changed.provider = options.against;
-  if (options.against_threads) changed.threads = *options.against_threads;
+  if (options.against_threads) changed.training.threads = *options.against_threads;
   ASSIGN_OR_RETURN(const auto second, Open(changed, options.without));
   ValueLog got;
   RETURN_IF_ERROR(RunStep(*second, options.record, &got));

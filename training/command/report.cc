@@ -45,7 +45,7 @@ Status ReportRun(const ReportOptions& options) {
 Status MakeReport(const ReportOptions& options) {
   const std::string& path = options.train.model;
   ASSIGN_OR_RETURN(const bool exported, IsExportedStep(path));
-  if (!exported && options.train.loss.empty()) {
+  if (!exported && !options.train.has_loss) {
     RETURN_IF_ERROR(ReportRun(options));
   } else {
     ASSIGN_OR_RETURN(const Model model, ReadModel(exported ? ExportedModelPath(path) : path));
@@ -74,7 +74,7 @@ void AddReport(CLI::App& app, RunFunction* run) {
                   "The ONNX model, or the folder of an exported step")
       ->required();
   AddFeedOptions(*sub, &options->feeds);
-  options->train.loss.clear();
+  options->train.has_loss = false;
   AddLossOptions(*sub, &options->train);
   AddOptimizerOption(*sub, &options->train);
   AddPlacementOptions(*sub, &options->train);

@@ -7,11 +7,14 @@
 
 #include "core/base/status_macros.h"
 #include "core/onnx/model_reader.h"
+#include "training/session/option_table.h"
 
 namespace caesura {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr double kMaxCount = 1e6;
 
 // Reads the entries of one JSON object, and lists all that are missing or of another kind.
 class Entries {
@@ -27,7 +30,6 @@ class Entries {
   }
   double Number(const char* name) { return Get<double>(name, &Json::is_number); }
   std::string Text(const char* name) { return Get<std::string>(name, &Json::is_string); }
-
   std::vector<std::string> Texts(const char* name) {
     std::vector<std::string> out;
     for (const Json& item : List(name)) {
@@ -35,6 +37,29 @@ class Entries {
       else Complain(name);
     }
     return out;
+  }
+  // A value of this option's type.
+  OptionValue Value(const TrainingOption& option) {
+    const char* name = option.name.c_str();
+    return std::visit(
+        [&](const auto& other) -> OptionValue {
+          using T = std::decay_t<decltype(other)>;
+          if constexpr (std::is_same_v<T, bool>) {
+            return Get<bool>(name, &Json::is_boolean);
+          } else if constexpr (std::is_same_v<T, int64_t>) {
+            const double count = Number(name);
+            const bool fits = count == std::trunc(count) && std::abs(count) <= kMaxCount;
+            if (!fits) Complain(name);
+            return fits ? static_cast<int64_t>(count) : 0;
+          } else if constexpr (std::is_same_v<T, double>) {
+            return Number(name);
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            return Text(name);
+          } else {
+            return Texts(name);
+          }
+        },
+        option.other);
   }
   std::map<std::string, double> Numbers(const char* name) {
     std::map<std::string, double> out;
@@ -70,6 +95,12 @@ Result<bool> IsExportedStep(const std::string& path) {
   return PosixFileSystem().Exists(ExportedModelPath(path));
 }
 
+const std::vector<std::string>& StepEntries() {
+  static const std::vector<std::string> names = {"trainable", "clip_norm", "accumulation_steps",
+                                                 "precision"};
+  return names;
+}
+
 Result<StepOptions> ReadStepOptions(const Model& model) {
   auto found = model.metadata.find(kStepMetadata);
   if (found == model.metadata.end()) {
@@ -81,13 +112,16 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
   if (!json.is_object()) return InvalidModel(where + " is no JSON object");
   std::string problems;
   Entries entries(json, &problems);
-  StepOptions out;
+  TrainingOptions options;
+  StepOptions& out = options.step;
   out.unbiased_statistics = true;  // such steps come from PyTorch
   out.loss = Loss::Output(entries.Text("loss"));
-  out.trainable = entries.Texts("trainable");
-  out.clip_norm = entries.Number("clip_norm");
-  const double accumulation = entries.Number("accumulation_steps");
-  const std::string optimizer = entries.Text("optimizer"), precision = entries.Text("precision");
+  Status set;
+  for (const std::string& name : StepEntries()) {
+    const Status one = SetOption(name, entries.Value(*FindTrainingOption(name)), &options);
+    if (set.ok()) set = one;
+  }
+  const std::string optimizer = entries.Text("optimizer");
   const std::map<std::string, double> coefficients = entries.Numbers("coefficients");
   for (const Json& item : entries.List("groups")) {
     if (!item.is_object()) {
@@ -102,19 +136,15 @@ Result<StepOptions> ReadStepOptions(const Model& model) {
     if (!own.ok()) return InvalidModel(where + ": " + own.status().message());
     made.optimizer = *own;
   }
-  if (!(accumulation >= 1 && accumulation <= 1e6 && accumulation == std::trunc(accumulation)))
-    entries.Complain("accumulation_steps");
+  if (out.accumulation_steps < 1) entries.Complain("accumulation_steps");
   if (!(out.clip_norm >= 0)) entries.Complain("clip_norm");
   if (!problems.empty())
     return InvalidModel(where + ": entries that are missing or not as they should be: " + problems);
-  out.accumulation_steps = static_cast<int>(accumulation);
+  if (!set.ok()) return InvalidModel(where + ": " + set.message());
   auto made = MakeOptimizer(optimizer, coefficients);
   if (!made.ok()) return InvalidModel(where + ": " + made.status().message());
   out.optimizer = *made;
-  auto named = PrecisionByName(precision);
-  if (!named.ok()) return InvalidModel(where + ": " + named.status().message());
-  out.precision = *named;
-  return out;
+  return std::move(out);
 }
 
 Result<std::unique_ptr<TrainingSession>> OpenStep(const std::string& folder,

@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "training/session/training_session.h"
 
@@ -24,6 +25,10 @@ Result<bool> IsExportedStep(const std::string& path);
 // The paths of the model and of the checkpoint in such a folder.
 std::string ExportedModelPath(const std::string& folder);
 std::string ExportedStatePath(const std::string& folder);
+
+// The training options (option_table.h) that are entries of the metadata by their names. The others
+// are "loss", the output that is the loss, "optimizer", its "coefficients", and "groups".
+const std::vector<std::string>& StepEntries();
 
 // Loss, optimizer, groups, clipping and accumulation that the model was exported with. Fails with
 // kNotFound when it has no such metadata, with kInvalidModel, naming the entry, when they are not

@@ -37,9 +37,6 @@ struct FailurePolicy {
   Status Check() const;
 };
 
-// "stop", "skip", "retry", "retry-on-defaults" or "retry-in-parts".
-Result<OnFailure> OnFailureByName(const std::string& name);
-
 // The failures of a session's steps since it was made.
 struct FailureCounts {
   int64_t failed = 0;   // runs that failed, retries among them

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options of training that have a name and a plain value, as one table: name, type, default,
-// another value, and a sentence. Python's sessions are opened by it, and tests try its pairs.
+// another value, a sentence; and the pairs of them that do not go together. Python's sessions, the
+// command `caesura train` and exported steps take these options from it, and tests try all pairs.
 //
 //   TrainingOptions options;
 //   RETURN_IF_ERROR(SetOption("clip_norm", 1.0, &options));
+//
+// The optimizer with its groups, the schedule, providers, custom ops and the communicator are no
+// rows: each of them is an object that is made of several values.
 #ifndef CAESURA_TRAINING_SESSION_OPTION_TABLE_H_
 #define CAESURA_TRAINING_SESSION_OPTION_TABLE_H_
 
@@ -23,12 +27,14 @@ using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector
 // A row of the table.
 struct TrainingOption {
   std::string name;
-  std::string sentence;
-  OptionValue other;  // than the default; for tests
+  std::string sentence;  // of help texts and docstrings
+  OptionValue other;     // than the default; for tests
   std::function<OptionValue(const TrainingOptions&)> get;
   // For SetOption, which checks the type. kInvalidArgument for a value that is out of range or that
   // no choice is named by.
   std::function<Status(const OptionValue&, TrainingOptions*)> set;
+  std::vector<std::string> choices = {};  // that a text is one of; empty: any text
+  bool any_bits = false;  // a negative number stands for an unsigned one with its bits
 
   OptionValue initial() const { return get(TrainingOptions()); }
 };
@@ -40,6 +46,30 @@ const TrainingOption* FindTrainingOption(const std::string& name);
 // kNotFound for a name that is none; kInvalidArgument for a value of another type, naming both
 // types, and as the row says.
 Status SetOption(const std::string& name, const OptionValue& value, TrainingOptions* options);
+
+// The use of an option: any value but the default, or one value.
+struct OptionUse {
+  std::string option;
+  OptionValue example;  // a value that is such a use
+  std::function<bool(const TrainingOptions&)> in;
+
+  // "commit eager-consume", or "clip_norm"; with the option spelled so.
+  std::string Text(const std::string& spelled) const;
+};
+
+// Two uses that do not go together.
+struct OptionConflict {
+  OptionUse one, other;
+  bool among_ranks = false;                        // only where several ranks train together
+  StatusCode code = StatusCode::kInvalidArgument;  // kUnsupported: it could be done, and is not
+  std::string reason;
+};
+
+const std::vector<OptionConflict>& OptionConflicts();
+// Fails as the first conflict that these options have says, with a sentence that names both options
+// as `spell` spells them; null: by their names.
+Status CheckConflicts(const TrainingOptions& options, bool among_ranks,
+                      const std::function<std::string(const std::string&)>& spell = nullptr);
 
 }  // namespace caesura
 

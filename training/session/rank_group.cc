@@ -12,6 +12,7 @@
 #include "core/plan/device_constants.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/tensor_copy.h"
+#include "training/session/option_table.h"
 
 namespace caesura {
 namespace {
@@ -47,24 +48,12 @@ Status CheckLogicalShards(const TrainingOptions& options, const RankPlan& plan,
   if (shards == 0) return {};
   const std::string given = "logical_shards = " + std::to_string(shards) + ": ";
   if (shards < 0) return InvalidArgument(given + "expected 0 (any order of sums) or more");
-  if (options.step.accumulation_steps != 1) {
-    return InvalidArgument(given +
-                           "the micro-steps of an update follow from it; expected "
-                           "accumulation_steps 1, got " +
-                           std::to_string(options.step.accumulation_steps));
-  }
   const auto own = static_cast<unsigned>(shards / ranks);
   if (shards % ranks != 0 || (others != nullptr && !std::has_single_bit(own))) {
     return InvalidArgument(given + "expected " + std::to_string(ranks) +
                            " ranks times a power of two: each rank sums its own shards in pairs");
   }
-  if (others == nullptr) return {};
-  if (options.ranks.shard > 0) {
-    return Unsupported(given + "sums over ranks that keep parts of the state (shard = " +
-                       std::to_string(options.ranks.shard) +
-                       ") have no fixed order; expected shard 0");
-  }
-  if (others->device().is_host()) return {};
+  if (others == nullptr || others->device().is_host()) return {};
   return Unsupported(given + "ordered sums are made in host memory, but " + Exchanges(*others));
 }
 
@@ -83,6 +72,7 @@ Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* c
     return InvalidArgument("bucket_bytes: expected 1 or more, got " +
                            std::to_string(plan.bucket_bytes));
   }
+  RETURN_IF_ERROR(CheckConflicts(options, plan.has_others()));
   if (others == nullptr) return plan;
   if (options.failures.action != OnFailure::kStop) {
     return InvalidArgument(

@@ -134,12 +134,6 @@ Result<std::unique_ptr<Program>> StepRuns::MakeStep(const Model& model, bool is_
 
 Result<std::unique_ptr<Program>> StepRuns::MakeStepInParts(const Model& model, bool is_update) {
   StepOptions step = options_.step;
-  if (progress_.micro_steps_to_update != 1 || step.scales_loss() || step.keep_gradients ||
-      !step.keep_outputs.empty()) {
-    return InvalidArgument(
-        "retry in parts: expected accumulation_steps 1 and at most one logical shard, no float16, "
-        "and no gradients or outputs that are kept");
-  }
   step.accumulation_steps = 0;
   step.mean_over = MeanOver::kBatches;
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, is_update));

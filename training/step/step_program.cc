@@ -40,71 +40,14 @@ Value* SeedOf(Graph& graph, Value* count, Value* scale) {
   return node->output(0);
 }
 
-// An early update begins before the last gradient is there, so it cannot depend on all of them.
-Status CheckCommit(const StepOptions& options) {
-  const bool is_early = options.commit == CommitMode::kEagerConsume;
-  if (is_early && options.clip_norm > 0) {
-    return InvalidArgument(
-        "clip_norm: clipping by the global norm needs all gradients: use CommitMode::kLate (commit "
-        "late)");
-  }
-  if (is_early && options.scales_loss()) {
-    return InvalidArgument(
-        "whether all scaled gradients are finite shows after the last one: use CommitMode::kLate");
-  }
-  if (is_early && options.refuse_nonfinite) {
-    return InvalidArgument(
-        "refuse_nonfinite: whether all gradients are finite shows after the last one: use "
-        "CommitMode::kLate (commit late)");
-  }
-  if (options.refuse_nonfinite && options.scales_loss()) {
-    return InvalidArgument(
-        "refuse_nonfinite: with float16 an update whose gradients overflow is skipped instead");
-  }
-  return {};
-}
-
-Status CheckExchangeDType(const StepOptions& options, const RankPlan& plan) {
-  if (options.exchange_dtype == DType::kUndefined) return {};
-  if (options.exchange_dtype != DType::kBFloat16)
-    return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
-                           DTypeName(options.exchange_dtype));
-  if (plan.is_ordered())
-    return Unsupported(
-        "exchange_dtype: one rank exchanges nothing, so rounded sums would depend "
-        "on the number of ranks; logical_shards needs none");
-  if (plan.divides_state)
-    return Unsupported(
-        "exchange_dtype: the parts of divided state are exchanged in their own "
-        "dtype; expected shard 0");
-  return {};
-}
-
 Status CheckRanks(const StepOptions& options, const RankPlan& plan,
                   const std::vector<std::string>& trainable) {
-  const bool has_ranks = plan.has_others();
-  if (has_ranks && options.commit == CommitMode::kEagerConsume &&
-      (plan.divides_state || plan.is_ordered() || !options.rank_parts.empty())) {
-    return InvalidArgument(
-        "CommitMode::kEagerConsume among ranks: shard, logical_shards and rank_parts need "
-        "CommitMode::kLate (commit late)");
-  }
-  if (has_ranks && options.refuse_nonfinite && options.accumulation_steps != 1) {
-    return InvalidArgument(
-        "refuse_nonfinite: with several ranks only without accumulation (accumulation_steps 1), as "
-        "one rank would refuse "
-        "a micro-step that the others do");
-  }
-  if (has_ranks && !options.rank_parts.empty())
-    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, plan, trainable));
+  if (plan.has_others() && !options.rank_parts.empty())
+    RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
   if (plan.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
-  RETURN_IF_ERROR(CheckExchangeDType(options, plan));
-  if (plan.is_ordered() && (options.keep_gradients || options.refuse_nonfinite)) {
-    return Unsupported(
-        "logical_shards: one shard's gradients are neither handed out (keep_gradients) nor checked "
-        "(refuse_nonfinite)");
-  }
-  return {};
+  if (DTypeSet{DType::kUndefined, DType::kBFloat16}.Contains(options.exchange_dtype)) return {};
+  return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
+                         DTypeName(options.exchange_dtype));
 }
 
 // The loss of a step and its gradients, before any update.
@@ -155,19 +98,6 @@ Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<st
   return InvalidArgument("the model has no output" + unknown + "; its outputs are" + known);
 }
 
-Result<DType> PrecisionByName(const std::string& name) {
-  if (name == "fp32") return DType::kFloat32;
-  if (name == "bf16") return DType::kBFloat16;
-  if (name == "fp16") return DType::kFloat16;
-  return InvalidArgument("precision '" + name + "' is none of fp32, bf16, fp16");
-}
-
-Result<MeanOver> MeanOverByName(const std::string& name) {
-  if (name == "batches") return MeanOver::kBatches;
-  if (name == "tokens") return MeanOver::kTokens;
-  return InvalidArgument("mean_over '" + name + "' is none of batches, tokens");
-}
-
 bool IsProgramInput(const std::string& name) {
   const std::string own[] = {kLearningRateInput, kCoefficientsInput, kStepInput,
                              kResetInput,        kMicroStepInput,    kGradientFactorInput,
@@ -178,7 +108,6 @@ bool IsProgramInput(const std::string& name) {
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update,
                                      const RankPlan& plan) {
-  RETURN_IF_ERROR(CheckCommit(options));
   RETURN_IF_ERROR(CheckRanks(options, plan, trainable));
   const bool has_ranks = plan.has_others();
   const int micro_steps = plan.MicroSteps(options.accumulation_steps);

@@ -33,7 +33,7 @@ enum class MeanOver {
 };
 
 // The options of a training step: loss, optimizer, parameter groups, clipping, accumulation and
-// precision. BuildStepProgram refuses combinations that it cannot do.
+// precision. Not all go together: CheckConflicts (training/session/option_table.h).
 struct StepOptions : TrainableOptions {
   Loss loss;
   Optimizer optimizer = AdamW{};
@@ -83,11 +83,6 @@ struct StepOptions : TrainableOptions {
   bool scales_loss() const { return precision == DType::kFloat16; }
 };
 
-// The mean that "batches" or "tokens" names.
-Result<MeanOver> MeanOverByName(const std::string& name);
-// The dtype of "fp32", "bf16" or "fp16".
-Result<DType> PrecisionByName(const std::string& name);
-
 // Inputs that the program adds to the model's.
 inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float64 scalar
 inline constexpr char kCoefficientsInput[] =
@@ -130,7 +125,8 @@ Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<st
 
 // Builds the step of one of the ranks of `plan`. `with_update` false: the program of a micro-step
 // that only accumulates. The model's types
-// must have been inferred, and the pass of options.precision must have run on it.
+// must have been inferred, and the pass of options.precision must have run on it. The
+// caller has refused options that do not go together.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update,
                                      const RankPlan& plan = {});

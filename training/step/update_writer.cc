@@ -360,21 +360,14 @@ Status UpdateWriter::CheckSharding(const StepOptions& options,
         "shard: the state of Adafactor, ASGD, Lamb, Muon and NAdam belongs to whole parameters and "
         "cannot be divided; take another optimizer, or shard = 0");
   }
-  if (!options.keep_gradients) return {};
-  return Unsupported(
-      "shard: a rank has its own part of the gradients only: keep_gradients needs shard = 0");
+  return {};
 }
 
-Status UpdateWriter::CheckRankParts(const StepOptions& options, const RankPlan& plan,
+Status UpdateWriter::CheckRankParts(const StepOptions& options,
                                     const std::vector<std::string>& trainable) {
   for (const std::string& name : options.rank_parts) {
     if (std::find(trainable.begin(), trainable.end(), name) != trainable.end()) continue;
     return InvalidArgument("rank_parts: expected trained parameters, got '" + name + "'");
-  }
-  if (plan.divides_state || plan.is_ordered()) {
-    return Unsupported(
-        "rank_parts: parameters of which each rank has its own part need shard = 0 and "
-        "logical_shards = 0, since their gradients are not summed over the ranks");
   }
   for (const Optimizer& optimizer : AllOptimizers(options)) {
     if (UpdatesByElement(DescribeUpdate(optimizer))) continue;

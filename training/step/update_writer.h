@@ -23,7 +23,7 @@ class UpdateWriter {
 
   // kUnsupported where the options do not allow parameters of which each rank has its own part
   // (StepOptions::rank_parts); kInvalidArgument where these are not trained.
-  static Status CheckRankParts(const StepOptions& options, const RankPlan& plan,
+  static Status CheckRankParts(const StepOptions& options,
                                const std::vector<std::string>& trainable);
 
   // If the loss is scaled: 1 / scale as a float64 value. To be called first.

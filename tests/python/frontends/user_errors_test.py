@@ -281,7 +281,7 @@ def test_a_report_is_a_snapshot_and_counts_steps():
     ("accumulation_steps", 1.5, "accumulation_steps is a number of 1 or more, got 1.5"),
     ("memory_budget", -1, "memory_budget is a number of 0 or more, got -1"),
     ("threads", -2, "threads is a number of 0 or more, got -2"),
-    ("precision", "fp8", "precision is 'fp32', 'bf16' or 'fp16', got 'fp8'"),
+    ("precision", "fp8", "precision is one of fp32, bf16, fp16, got 'fp8'"),
 ])
 def test_arguments_of_compile_step(name, value, told):
     net = nn.Linear(4, 2)

@@ -211,6 +211,17 @@ def test_train(classifier):
     assert tensors["parameter/w1"].shape == (8, 16) and any(name.startswith("optimizer/") for name in tensors)
 
 
+@pytest.mark.parametrize("early", [["--eager"], ["--commit", "eager-consume"]])
+def test_options_of_the_session(classifier, early):
+    for other in (["--clip", "1"], ["--precision", "fp16"], ["--refuse-nonfinite"]):
+        told = train(classifier, *early, *other, expect=1).stderr
+        assert f"--commit eager-consume and {' '.join(other[:1])}" in told and "do not go together" in told
+    given = ("train", classifier / "net.onnx", "--data", classifier / "data.npz", "--feed", "x=points", "--target", "labels")
+    run(*given, *early, "--epochs", "1", "--memory-budget", 1 << 40, "--seed", (1 << 64) - 1)
+    for wrong in (["--threads", 1 << 40], ["--memory-budget", -1], ["--loss", "l3"], ["--accumulate", 0]):
+        run(*given, *wrong, expect=2)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_train_in_mixed_precision(classifier, precision):
     train(classifier, "--epochs", "20", "--precision", precision, "--log", classifier / "log.csv", "--checkpoint",

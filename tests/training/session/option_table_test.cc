@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of training options; and all pairs of them, on one rank and on two: a session trains,
-// or is refused by a sentence that names both options.
+// or is refused as the table's conflicts say.
 #include "training/session/option_table.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +58,10 @@ net (float[N,2] x) => (float[N,2] y)
 
 // Eight steps; empty, or the message that a session or a step was refused by.
 std::string Train(TrainingOptions options, Communicator* communicator, std::vector<float>* end) {
-  options.step.loss = Loss::MeanSquaredError("t");
+  const Loss loss = options.step.loss;
+  const RuntimeValue target = loss.kind == Loss::Kind::kCrossEntropy
+                                  ? Tensor::Of<int64_t>({2}, {1, 0})
+                                  : Tensor::Of<float>({2, 2}, {1, 0, 0, 1});
   options.step.optimizer = Adam{.learning_rate = 1e-3};
   if (communicator != nullptr) {
     options.ranks.communicator = std::shared_ptr<Communicator>(communicator, [](Communicator*) {});
@@ -69,10 +72,10 @@ std::string Train(TrainingOptions options, Communicator* communicator, std::vect
   TrainingSession& session = **made;
   for (int step = 0; step < 8; ++step) {
     const auto base = static_cast<float>(step + session.ranks().rank());
-    const Result<double> loss = session.Step({{"x", Tensor::Of<float>({2, 2}, {base, 1, -1, 2})},
-                                              {"t", Tensor::Of<float>({2, 2}, {1, 0, 0, 1})}});
-    if (!loss.ok()) return loss.status().message();
-    EXPECT_TRUE(std::isfinite(*loss));
+    const Result<double> value =
+        session.Step({{"x", Tensor::Of<float>({2, 2}, {base, 1, -1, 2})}, {loss.target, target}});
+    if (!value.ok()) return value.status().message();
+    EXPECT_TRUE(std::isfinite(*value));
   }
   *end = session.parameters().Get("w")->ToVector<float>();
   return {};
@@ -121,14 +124,36 @@ void TryAllPairs(int ranks) {
       ASSERT_TRUE(table[j].set(table[j].other, &options).ok());
       const std::string said = TrainOnRanks(options, ranks);
       ++(said.empty() ? trained : refused);
-      if (said.empty()) continue;
-      EXPECT_THAT(said, HasSubstr(table[i].name)) << table[i].name << " and " << table[j].name;
-      EXPECT_THAT(said, HasSubstr(table[j].name)) << table[i].name << " and " << table[j].name;
+      EXPECT_EQ(said, CheckConflicts(options, ranks > 1).message())
+          << table[i].name << " and " << table[j].name;
     }
   }
   std::printf("%d pairs train, %d are refused, %zu options by themselves\n", trained, refused,
               refused_alone.size());
   EXPECT_GT(trained, 200);
+}
+
+TEST(OptionTableTest, EachConflictIsRefused) {
+  for (const OptionConflict& conflict : OptionConflicts()) {
+    const OptionUse* uses[] = {&conflict.one, &conflict.other};
+    TrainingOptions both;
+    for (const OptionUse* use : uses) {
+      TrainingOptions alone;
+      EXPECT_FALSE(use->in(alone)) << use->option;
+      ASSERT_TRUE(SetOption(use->option, use->example, &alone).ok()) << use->option;
+      EXPECT_TRUE(use->in(alone)) << use->option;
+      EXPECT_TRUE(CheckConflicts(alone, true).ok()) << use->option;
+      ASSERT_TRUE(SetOption(use->option, use->example, &both).ok());
+    }
+    const Status status = CheckConflicts(both, true, [](const std::string& o) { return "--" + o; });
+    EXPECT_EQ(status.code(), conflict.code);
+    EXPECT_THAT(status.message(), HasSubstr("--" + conflict.one.option));
+    EXPECT_THAT(status.message(), HasSubstr("--" + conflict.other.option));
+    EXPECT_THAT(status.message(), HasSubstr("do not go together: " + conflict.reason));
+    EXPECT_EQ(CheckConflicts(both, false).ok(), conflict.among_ranks);
+    const std::string said = TrainOnRanks(both, conflict.among_ranks ? 2 : 1);
+    EXPECT_EQ(said, CheckConflicts(both, conflict.among_ranks).message());
+  }
 }
 
 TEST(OptionTableTest, AllPairsOnOneRank) { TryAllPairs(1); }

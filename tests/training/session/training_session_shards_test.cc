@@ -413,7 +413,7 @@ TEST(Shards, OptionsThatDoNotFitAreRefused) {
                 HasSubstr("cannot be divided"));
   }
   EXPECT_THAT(refused([](TrainingOptions& o) { o.step.keep_gradients = true; }),
-              HasSubstr("keep_gradients needs shard = 0"));
+              HasSubstr("shard and keep_gradients do not go together"));
   EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = 3; }), HasSubstr("fully_shard"));
   EXPECT_THAT(refused([](TrainingOptions& o) { o.ranks.shard = -1; }), HasSubstr("expected 0"));
 }

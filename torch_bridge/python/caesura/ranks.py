@@ -23,20 +23,21 @@ class Ranks:
     Args:
         group: a process group of torch.distributed. None: the default group, where one is initialised. "alone": this
             process trains by itself, whatever groups there are.
-        shard: 1 divides the optimizer state among the ranks: each keeps and updates its part, and losses and parameters
-            stay those of 0. All ranks then call save(); a compiled step's optimizer.state has none of it (see
-            gather_state()), and all its calls train the same parameters. 2 divides accumulated gradients, too, which
-            compile_step() refuses.
-        mean_over: "batches": updates go by the mean of the batches' losses (of ranks, and of accumulated steps).
-            "tokens": each target that cross entropy does not ignore counts alike, whatever batch it is in; of a
-            TrainingSession's other losses each element of the prediction. compile_step() takes it without accumulation.
-        exchange_dtype: "bf16": ranks exchange gradients rounded to bfloat16, half the bytes. None: as they are.
-        bucket_bytes: gradients are exchanged in buckets that are closed at this size. Large ones suit many ranks, whose
-            latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
-        logical_shards: the number of equal parts of an update's batch, each given to one call of step(), of a
-            TrainingSession. Any number N of ranks then trains to the same bits, dropout included: rank r gives parts
-            r * logical_shards / N and on, in their order, and the last one's step() updates. A multiple of N, by a power
-            of two. 0: sums have any order.
+        shard: Ranks divide the optimizer state (1), and accumulated gradients, too (2). Each keeps and updates its part,
+            and losses and parameters stay those of 0. All ranks then call save(); a compiled step's optimizer.state has
+            none of it (see gather_state()), and all its calls train the same parameters. compile_step() refuses 2.
+        mean_over: The mean that an update of several batches goes by: of the "batches", or of all "tokens" that the loss
+            counts. Batches are those of ranks and of accumulated steps. Tokens are targets that cross entropy does not
+            ignore; of a TrainingSession's other losses each element of the prediction. compile_step() counts tokens
+            without accumulation only.
+        exchange_dtype: The dtype to which ranks round the gradients that they exchange; by default they do not. "bf16" is
+            half the bytes.
+        bucket_bytes: Ranks exchange gradients in buckets that are closed at this many bytes. Large ones suit many ranks,
+            whose latency grows; the last bucket's exchange overlaps with nothing. The same on all ranks.
+        logical_shards: Parts of an update's batch whose gradients are summed in one order on any number of ranks; 0: any
+            order. Each part is given to one call of step(), of a TrainingSession. Any number N of ranks then trains to
+            the same bits, dropout included: rank r gives parts r * logical_shards / N and on, in their order, and the
+            last one's step() updates. A multiple of N, by a power of two.
 
     Raises:
         ValueError: an option is not as it should be.

@@ -61,7 +61,7 @@ Result<std::unique_ptr<TrainingSession>> MakeStepSession(const TrainOptions& opt
   if (exported) {
     ASSIGN_OR_RETURN(training.step, ReadStepOptions(model));
     ASSIGN_OR_RETURN(training.providers, MakeProviders(options.provider));
-    training.threads = options.threads;
+    training.threads = options.training.threads;
   } else {
     ASSIGN_OR_RETURN(training, MakeTrainingOptions(options, 1, /*is_text=*/false));
   }

@@ -25,8 +25,9 @@ struct Wanted {
 };
 
 const Value* Prediction(const TrainOptions& options, const Model& model) {
+  const std::string& named = options.training.step.loss.prediction;
   for (const Value* output : model.graph->outputs()) {
-    if (options.prediction.empty() || output->name() == options.prediction) return output;
+    if (named.empty() || output->name() == named) return output;
   }
   return nullptr;  // the session says so
 }
@@ -49,9 +50,10 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
     return InvalidArgument("--feed: the model has no input '" + named.begin()->first + "'");
   const Value* prediction = Prediction(options, model);
   const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
-  if (options.loss != "output") {
+  const Loss::Kind loss = options.training.step.loss.kind;
+  if (loss != Loss::Kind::kOutput) {
     out.push_back({kTargetInput, options.target,
-                   options.loss == "cross_entropy" ? DType::kInt64 : like_prediction});
+                   loss == Loss::Kind::kCrossEntropy ? DType::kInt64 : like_prediction});
   }
   return out;
 }
@@ -101,8 +103,9 @@ Status SplitArrays(const TrainOptions& options, TrainData* data) {
   const auto held_out =
       static_cast<int64_t>(std::llround(options.validation_part * static_cast<double>(size)));
   if (held_out == 0) return {};
-  ASSIGN_OR_RETURN(Sampler sampler,
-                   Sampler::Create({.size = size, .batch_size = size, .seed = options.seed}));
+  ASSIGN_OR_RETURN(
+      Sampler sampler,
+      Sampler::Create({.size = size, .batch_size = size, .seed = options.training.seed}));
   const auto order = sampler.Batch(0);
   const auto middle = order.begin() + (size - held_out);
   ASSIGN_OR_RETURN(data->validation, Subset(data->train, {middle, order.end()}));

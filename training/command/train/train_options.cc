@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/command/train/train_options.h"
 
+#include <algorithm>
 #include <csignal>
 #include <map>
 
@@ -8,16 +9,61 @@
 
 #include "core/base/status_macros.h"
 #include "training/command/command.h"
+#include "training/session/option_table.h"
 
 namespace caesura::command {
 namespace {
 
-std::map<std::string, Loss::Kind> Losses() {
-  return {{"cross_entropy", Loss::Kind::kCrossEntropy},
-          {"mse", Loss::Kind::kMeanSquaredError},
-          {"l1", Loss::Kind::kMeanAbsoluteError},
-          {"bce_with_logits", Loss::Kind::kBinaryCrossEntropyLogits},
-          {"output", Loss::Kind::kOutput}};
+// The command's spelling of an option of the table.
+std::string FlagOf(const std::string& option) {
+  if (option == "clip_norm") return "--clip";
+  if (option == "accumulation_steps") return "--accumulate";
+  std::string flag = "--" + option;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+// The sentence of an option of the table, without its period.
+std::string SentenceOf(const std::string& option) {
+  const std::string& sentence = FindTrainingOption(option)->sentence;
+  return sentence.substr(0, sentence.size() - 1);
+}
+
+void Set(const std::string& option, const OptionValue& value, TrainOptions* o) {
+  const Status set = SetOption(option, value, &o->training);
+  if (!set.ok()) throw CLI::ValidationError(FlagOf(option), set.message());
+}
+
+// Adds an option of the table. `more` follows its sentence in the help text.
+CLI::Option* AddTableOption(CLI::App& app, const std::string& name, TrainOptions* o,
+                            const std::string& more = "") {
+  const TrainingOption& row = *FindTrainingOption(name);
+  const std::string flag = FlagOf(name), help = SentenceOf(name) + more;
+  return std::visit(
+      [&](const auto& initial) -> CLI::Option* {
+        using T = std::decay_t<decltype(initial)>;
+        const auto set = [name, o](const auto& given) { Set(name, static_cast<T>(given), o); };
+        if constexpr (std::is_same_v<T, bool>) {
+          return app.add_flag_function(
+              flag, [name, o](int64_t count) { Set(name, count > 0, o); }, help);
+        } else if constexpr (std::is_same_v<T, int64_t>) {
+          CLI::Option* option = row.any_bits ? app.add_option_function<uint64_t>(flag, set, help)
+                                             : app.add_option_function<int64_t>(flag, set, help);
+          return option->default_str(std::to_string(initial));
+        } else if constexpr (std::is_same_v<T, double>) {
+          return app.add_option_function<double>(flag, set, help)
+              ->default_str(CLI::detail::to_string(initial));
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          std::vector<std::string> names = row.choices;
+          std::erase(names, "");
+          CLI::Option* option = app.add_option_function<std::string>(flag, set, help);
+          if (!names.empty()) option->check(CLI::IsMember(names));
+          return option->default_str(initial);
+        } else {
+          return app.add_option_function<T>(flag, set, help)->allow_extra_args(false);
+        }
+      },
+      row.initial());
 }
 
 void AddValidationOptions(CLI::App& app, TrainOptions* o) {
@@ -52,47 +98,23 @@ void AddOptimizerOptions(CLI::App& app, TrainOptions* o) {
   app.add_option("--warmup", o->warmup, "Updates over which the rate rises from 0")
       ->check(CLI::NonNegativeNumber)
       ->group(group);
-  app.add_option("--clip", o->clip, "Largest norm of all gradients together; 0: not clipped")
-      ->check(CLI::NonNegativeNumber)
-      ->group(group);
-  app.add_option("--accumulate", o->accumulate, "Batches to one update")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--trainable", o->trainable,
-                 "Parameters to train ('*' matches anything); by default all")
-      ->allow_extra_args(false)
-      ->group(group);
-  app.add_option("--frozen", o->frozen, "Parameters that stay as they are")
-      ->allow_extra_args(false)
-      ->group(group);
-  app.add_flag("--train-constants", o->train_constants,
-               "Train floating Constant nodes that gradients reach, too, by their outputs' names")
-      ->group(group);
-  app.add_flag("--eager", o->eager,
-               "Update each parameter as soon as its gradient is there: least memory, no --clip")
+  AddTableOption(app, "clip_norm", o)->check(CLI::NonNegativeNumber)->group(group);
+  AddTableOption(app, "accumulation_steps", o)->check(CLI::PositiveNumber)->group(group);
+  AddTableOption(app, "trainable", o)->group(group);
+  AddTableOption(app, "frozen", o)->group(group);
+  AddTableOption(app, "train_constants", o)->group(group);
+  AddTableOption(app, "commit", o)->group(group);
+  app.add_flag_callback(
+         "--eager", [o] { Set("commit", std::string("eager-consume"), o); },
+         "The same as --commit eager-consume")
       ->group(group);
 }
 
 void AddPrecisionOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Run";
-  app.add_option("--precision", o->precision,
-                 "What products, convolutions and attention compute in: fp32, bf16, or fp16 with a "
-                 "scaled loss; "
-                 "parameters and optimizer stay fp32")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->capture_default_str()
-      ->group(group);
-  app.add_flag("--refuse-nonfinite", o->refuse_nonfinite,
-               "End the run before a step whose loss or gradients are not finite has changed "
-               "anything; reads all gradients once more")
-      ->group(group);
-  app.add_option("--memory-budget", o->memory_budget,
-                 "Bytes for a step's activations, gradients and scratch (as 'caesura inspect' "
-                 "reports them); parts of "
-                 "the forward are computed again in the backward to keep within; 0: no limit")
-      ->capture_default_str()
-      ->group(group);
+  AddTableOption(app, "precision", o, "; fp16 scales the loss")->group(group);
+  AddTableOption(app, "refuse_nonfinite", o, "; that ends the run")->group(group);
+  AddTableOption(app, "memory_budget", o, " ('caesura inspect' tells what it takes)")->group(group);
 }
 
 void AddRunOptions(CLI::App& app, TrainOptions* o) {
@@ -113,40 +135,13 @@ void AddRunOptions(CLI::App& app, TrainOptions* o) {
       ->check(CLI::PositiveNumber)
       ->group(group);
   AddPrecisionOptions(app, o);
-  app.add_option("--seed", o->seed, "Of order, held-out part and random ops")
-      ->capture_default_str()
-      ->group(group);
+  AddTableOption(app, "seed", o, ", the order of examples and the held-out part")->group(group);
   AddPlacementOptions(app, o, group);
-  app.add_option(
-         "--shard", o->shard,
-         "With several processes: 1 divides the optimizer state among them, 2 also accumulated "
-         "gradients")
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--mean-over", o->mean_over,
-                 "The mean that an update of several batches goes by: of the batches, or of all "
-                 "tokens that the loss counts")
-      ->check(CLI::IsMember({"batches", "tokens"}))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--exchange-dtype", o->exchange_dtype,
-                 "bf16: processes exchange gradients rounded to it, half the bytes; by default as "
-                 "they are")
-      ->check(CLI::IsMember({"bf16"}))
-      ->group(group);
-  app.add_option("--bucket-bytes", o->bucket_bytes,
-                 "Processes exchange gradients in buckets that are closed at this size; large ones "
-                 "suit many processes")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--logical-shards", o->logical_shards,
-                 "Divide each batch into so many parts, whose gradients are summed in one order: "
-                 "any number of processes then trains to the same bits; 0: any order")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group(group);
+  AddTableOption(app, "shard", o)->check(CLI::Range(0, 3))->group(group);
+  AddTableOption(app, "mean_over", o)->group(group);
+  AddTableOption(app, "exchange_dtype", o)->group(group);
+  AddTableOption(app, "bucket_bytes", o)->check(CLI::PositiveNumber)->group(group);
+  AddTableOption(app, "logical_shards", o)->check(CLI::NonNegativeNumber)->group(group);
 }
 
 void AddFileOptions(CLI::App& app, TrainOptions* o) {
@@ -268,18 +263,11 @@ void AddDataOptions(CLI::App& app, TrainOptions* o) {
 
 void AddLossOptions(CLI::App& app, TrainOptions* o) {
   const std::string group = "Loss";
-  app.add_option("--loss", o->loss,
-                 "cross_entropy (scores and class numbers), mse, l1, bce_with_logits, or output: "
-                 "the model computes its loss itself")
-      ->check(CLI::IsMember({"cross_entropy", "mse", "l1", "bce_with_logits", "output"}))
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--prediction", o->prediction,
-                 "The output of the model that the loss is about; by default the first")
-      ->group(group);
+  CLI::Option* loss = AddTableOption(app, "loss", o)->group(group);
+  if (!o->has_loss) loss->default_str("")->each([o](const std::string&) { o->has_loss = true; });
+  AddTableOption(app, "prediction", o)->group(group);
   app.add_option("--class-axis", o->class_axis,
-                 "cross_entropy: the axis of the scores that holds the classes; below 0 from the "
-                 "end. By default 1, for text -1")
+                 SentenceOf("class_axis") + "; by default 1, for text -1")
       ->group(group);
 }
 
@@ -313,9 +301,7 @@ void AddPlacementOptions(CLI::App& app, TrainOptions* o, const std::string& grou
          "every batch, and with --provider cuda a GPU of its own")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--threads", o->threads, "Threads to a kernel; 0: as many as OpenMP takes")
-      ->check(CLI::NonNegativeNumber)
-      ->group(group);
+  AddTableOption(app, "threads", o)->check(CLI::NonNegativeNumber)->group(group);
 }
 
 void AddStepOptions(CLI::App& app, TrainOptions* options) {
@@ -341,9 +327,7 @@ void AddTrainOptions(CLI::App& app, TrainOptions* options) {
 }
 
 Result<Loss> MakeLoss(const TrainOptions& options, bool is_text) {
-  Loss loss;
-  loss.kind = Losses().at(options.loss);
-  loss.prediction = options.prediction;
+  Loss loss = options.training.step.loss;
   loss.target = kTargetInput;
   loss.class_axis = options.class_axis.value_or(is_text ? -1 : 1);
   if (loss.kind == Loss::Kind::kOutput && loss.prediction.empty()) {
@@ -354,34 +338,12 @@ Result<Loss> MakeLoss(const TrainOptions& options, bool is_text) {
 
 Result<TrainingOptions> MakeTrainingOptions(const TrainOptions& options, int64_t total,
                                             bool is_text) {
-  if (options.eager && options.clip > 0)
-    return InvalidArgument("--eager and --clip do not go together");
-  if (options.eager && options.precision == "fp16") {
-    return InvalidArgument("--eager and --precision fp16 do not go together");
-  }
-  TrainingOptions out;
+  TrainingOptions out = options.training;
   ASSIGN_OR_RETURN(out.step.loss, MakeLoss(options, is_text));
   ASSIGN_OR_RETURN(out.step.optimizer, MakeOptimizer(options));
   ASSIGN_OR_RETURN(out.schedule, NamedSchedule(options.schedule, total, options.warmup));
-  ASSIGN_OR_RETURN(out.step.precision, PrecisionByName(options.precision));
-  out.step.clip_norm = options.clip;
-  ASSIGN_OR_RETURN(out.step.mean_over, MeanOverByName(options.mean_over));
-  if (!options.exchange_dtype.empty()) {
-    ASSIGN_OR_RETURN(out.step.exchange_dtype, PrecisionByName(options.exchange_dtype));
-  }
-  out.ranks.bucket_bytes = options.bucket_bytes;
-  out.step.accumulation_steps = options.accumulate;
-  out.step.trainable = options.trainable;
-  out.step.frozen = options.frozen;
-  out.step.train_constants = options.train_constants;
-  out.step.commit = options.eager ? CommitMode::kEagerConsume : CommitMode::kLate;
-  out.seed = options.seed;
-  out.threads = options.threads;
   ASSIGN_OR_RETURN(out.providers, MakeProviders(options.provider));
-  out.memory_budget = options.memory_budget;
-  out.ranks.shard = options.shard;
-  out.ranks.logical_shards = options.logical_shards;
-  out.step.refuse_nonfinite = options.refuse_nonfinite;
+  RETURN_IF_ERROR(CheckConflicts(out, /*among_ranks=*/false, FlagOf));
   return out;
 }
 

@@ -25,29 +25,21 @@ struct TrainOptions {
   double validation_part = 0.1;
   std::vector<std::string> feeds;  // "input=array"
   int64_t context = 0;
+  // The options that are rows of option_table.h.
+  TrainingOptions training;
   // loss
-  std::string loss = "cross_entropy", target = "target", prediction, metric = "auto";
+  bool has_loss = true;  // false: only if --loss is given
+  std::string target = "target", metric = "auto";
   std::optional<int> class_axis;
   // optimizer
   std::string optimizer = "adamw", schedule = "constant";
   std::optional<double> learning_rate, weight_decay, momentum, beta1, beta2, epsilon;
-  bool nesterov = false, eager = false;
+  bool nesterov = false;
   int64_t warmup = 0;
-  double clip = 0;
-  int accumulate = 1;
-  std::string precision = "fp32";
-  bool refuse_nonfinite = false;
-  size_t memory_budget = 0;
-  std::vector<std::string> trainable, frozen;
-  bool train_constants = false;
   // run
   double epochs = 10;
   int64_t steps = 0, batch = 32, validate_every = 0;
-  uint64_t seed = 0;
-  int threads = 0;
-  int nproc = 1, shard = 0, logical_shards = 0;
-  std::string mean_over = "batches", exchange_dtype;
-  int64_t bucket_bytes = RankOptions().bucket_bytes;
+  int nproc = 1;
   ProviderChoice provider;
   // files
   std::string checkpoint, record, best, output, log, report, tensorboard;

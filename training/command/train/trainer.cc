@@ -13,6 +13,7 @@
 #include "core/distributed/mpi_communicator.h"
 #include "core/onnx/model_reader.h"
 #include "training/session/exported_step.h"
+#include "training/session/option_table.h"
 #include "training/files/progress_bar.h"
 #include "training/session/suspend_on_signals.h"
 
@@ -26,9 +27,9 @@ constexpr size_t kMaxLogBytes = size_t{1} << 30;
 // from it.
 std::map<std::string, Checkpoint::Property> RunFacts(const TrainOptions& options,
                                                      const TrainData& data) {
-  return {{"seed", static_cast<int64_t>(options.seed)},
+  return {{"seed", static_cast<int64_t>(options.training.seed)},
           {"batch", options.batch},
-          {"accumulate", static_cast<int64_t>(options.accumulate)},
+          {"accumulate", int64_t{options.training.step.accumulation_steps}},
           {"examples", data.train->size()}};
 }
 
@@ -60,9 +61,8 @@ Status Trainer::Prepare() {
   std::optional<StepOptions> step;
   if (exported) {
     ASSIGN_OR_RETURN(step, ReadStepOptions(model));
-    options_.loss = "output";
-    options_.prediction = step->loss.prediction;
-    options_.accumulate = step->accumulation_steps;
+    options_.training.step.loss = step->loss;
+    options_.training.step.accumulation_steps = step->accumulation_steps;
   }
   RETURN_IF_ERROR(PrepareData(model));
   RETURN_IF_ERROR(PrepareSession(std::move(model), std::move(step)));
@@ -79,15 +79,16 @@ Status Trainer::Prepare() {
 Status Trainer::CheckOptions() const {
   if (options_.resume && options_.checkpoint.empty())
     return InvalidArgument("--resume needs --checkpoint");
-  if (!options_.record.empty() && !options_.refuse_nonfinite)
+  if (!options_.record.empty() && !options_.training.step.refuse_nonfinite)
     return InvalidArgument("--record needs --refuse-nonfinite");
   if (!options_.snapshot_on.empty() && options_.checkpoint.empty())
     return InvalidArgument("--snapshot-on needs --checkpoint");
-  if (options_.shard > 0 && !options_.best.empty())
+  if (options_.training.ranks.shard > 0 && !options_.best.empty())
     return InvalidArgument(
         "--best: with --shard all ranks save together, and only rank 0 validates");
-  if (options_.logical_shards > 0 && options_.batch % options_.logical_shards != 0) {
-    return InvalidArgument("--batch: " + std::to_string(options_.logical_shards) +
+  const int shards = options_.training.ranks.logical_shards;
+  if (shards > 0 && options_.batch % shards != 0) {
+    return InvalidArgument("--batch: " + std::to_string(shards) +
                            " logical shards are equal parts of each batch, which " +
                            std::to_string(options_.batch) + " examples do not have");
   }
@@ -102,9 +103,9 @@ Status Trainer::PrepareData(const Model& model) {
     return InvalidArgument("--best needs examples to validate");
   ASSIGN_OR_RETURN(sampler_, Sampler::Create({.size = data_.train->size(),
                                               .batch_size = options_.batch,
-                                              .seed = options_.seed}));
-  const double updates_per_epoch =
-      static_cast<double>(sampler_->batches_per_epoch()) / options_.accumulate;
+                                              .seed = options_.training.seed}));
+  const double updates_per_epoch = static_cast<double>(sampler_->batches_per_epoch()) /
+                                   options_.training.step.accumulation_steps;
   total_ = options_.steps > 0
                ? options_.steps
                : std::max<int64_t>(1, std::llround(options_.epochs * updates_per_epoch));
@@ -119,7 +120,7 @@ Status Trainer::PrepareSession(Model model, std::optional<StepOptions> exported)
   ASSIGN_OR_RETURN(metric_, Metric::Create(options_.metric, loss));
   const auto& outputs = model.graph->outputs();
   const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const Value* output) {
-    return output->name() == options_.prediction;
+    return output->name() == loss.prediction;
   });
   prediction_ = found == outputs.end() ? 0 : static_cast<size_t>(found - outputs.begin());
   ASSIGN_OR_RETURN(TrainingOptions training,
@@ -241,14 +242,14 @@ void Trainer::PrintHead() {
 }
 
 int64_t Trainer::MicroSteps() const {
-  return options_.logical_shards > 0 ? options_.logical_shards / session_->ranks().plan().ranks
-                                     : options_.accumulate;
+  return session_->ranks().plan().MicroSteps(options_.training.step.accumulation_steps);
 }
 
 std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch, int64_t micro_step) const {
-  const bool ordered = options_.logical_shards > 0;
+  const bool ordered = session_->ranks().plan().is_ordered();
   const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
-  const int64_t parts = ordered ? options_.logical_shards : session_->ranks().plan().ranks;
+  const int64_t parts =
+      ordered ? options_.training.ranks.logical_shards : session_->ranks().plan().ranks;
   const int64_t part = ordered ? rank * MicroSteps() + micro_step : rank;
   const size_t size = batch.size() / static_cast<size_t>(parts);
   return batch.subspan(size * static_cast<size_t>(part), size);
@@ -262,8 +263,8 @@ Result<NamedValues> Trainer::Feeds(const Dataset& data, std::span<const int64_t>
 Result<double> Trainer::Update() {
   const int64_t micro_steps = MicroSteps();
   for (auto i = session_->progress().accumulated(); i < micro_steps; ++i) {
-    int64_t batch = session_->progress().updates * options_.accumulate;
-    if (options_.logical_shards == 0) batch += i;
+    int64_t batch = session_->progress().updates * options_.training.step.accumulation_steps;
+    if (!session_->ranks().plan().is_ordered()) batch += i;
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
     const bool is_last = session_->progress().updates + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;
@@ -317,7 +318,7 @@ Status Trainer::Validate() {
 }
 
 Status Trainer::Save(const std::string& path) const {
-  if (!is_first_rank_ && options_.shard == 0) return {};
+  if (!is_first_rank_ && options_.training.ranks.shard == 0) return {};
   if (log_ != nullptr) std::fflush(log_.get());  // the log reaches as far as the checkpoint
   auto properties = RunFacts(options_, data_);
   properties["best_loss"] = best_loss_;
@@ -399,15 +400,18 @@ Status Trainer::WriteEvents(double loss, bool validated) {
 std::vector<std::pair<std::string, std::string>> Trainer::Options() const {
   const std::string rate =
       options_.learning_rate ? Number(*options_.learning_rate) : "the optimizer's own";
+  const auto text = [&](const char* option) {
+    return std::get<std::string>(FindTrainingOption(option)->get(options_.training));
+  };
   return {{"model", options_.model},
-          {"loss", options_.loss},
+          {"loss", text("loss")},
           {"optimizer", options_.optimizer},
           {"learning rate", rate + ", " + options_.schedule},
           {"batch", std::to_string(options_.batch)},
-          {"batches to an update", std::to_string(options_.accumulate)},
+          {"batches to an update", std::to_string(options_.training.step.accumulation_steps)},
           {"updates", std::to_string(total_)},
-          {"precision", options_.precision},
-          {"seed", std::to_string(options_.seed)}};
+          {"precision", text("precision")},
+          {"seed", std::to_string(options_.training.seed)}};
 }
 
 std::string Trainer::OptionsText() const {

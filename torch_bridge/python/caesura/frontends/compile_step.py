@@ -5,7 +5,7 @@ import functools
 import logging
 import numbers
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, get_args
 import torch
 
 from caesura import _core
@@ -86,14 +86,14 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
             schedulers work as always, and changed rates, betas, momentum and decay count from the next call. For any
             other optimizer the program ends with gradients in the parameters' .grad, and optimizer.step() is called
             after it, with a FallbackWarning.
-        clip_norm: the global norm at which gradients are clipped; 0 does not clip.
-        accumulation_steps: calls to one update, which takes the mean of their gradients.
-        precision: "fp32"; "bf16" or "fp16" compute products in that dtype, with parameters and optimizer state in
-            float32. "fp16" scales the loss; an update whose gradients are not finite does not happen.
-        memory_budget: bytes that activations may take; what does not fit is computed again in the backward. 0 is no
-            limit.
+        clip_norm: Gradients are scaled down to this global norm; 0: they are not.
+        accumulation_steps: Batches to one update, which takes the mean of their gradients.
+        precision: The dtype in which products, convolutions and attention compute; parameters, optimizer, losses and
+            norms stay float32. "fp16" scales the loss; an update whose gradients are not finite does not happen.
+        memory_budget: Bytes that a step's arena may take; 0: no limit. Activations that do not fit are computed again in
+            the backward.
         dynamic: as for wrap().
-        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
+        threads: Threads to a kernel; 0: CAESURA_NUM_THREADS, or as many as OpenMP takes.
         ranks: the ranks that train together, by default those of torch.distributed's default group, where one is
             initialised; Ranks("alone") has none.
 
@@ -157,8 +157,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
                 raise ValueError(f"{name} is a number of {least} or more, got {value!r}")
         if dynamic not in (None, True, False):
             raise ValueError(f"dynamic is None, True or False, got {dynamic!r}")
-        if precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"precision is 'fp32', 'bf16' or 'fp16', got {precision!r}")
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, got {precision!r}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import torch
 
+from caesura import _core
 from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import Captured, as_real, calls_pytorch
 from caesura.typing import Path
@@ -88,9 +89,9 @@ class Exported:
         groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}
                   for (names, name, coefficients), own in zip(groups, rates)]
         facts = {"version": 1, "loss": "loss", "optimizer": recipe.name,
-                 "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups,
-                 "trainable": program.trained, "clip_norm": float(self.clip_norm), "accumulation_steps": self.accumulation_steps,
-                 "precision": self.precision}
+                 "coefficients": recipe.coefficients | {"learning_rate": rate}, "groups": groups}
+        facts |= _core.step_entries({"trainable": program.trained, "clip_norm": float(self.clip_norm),
+                                     "accumulation_steps": self.accumulation_steps, "precision": self.precision})
         model = program.model()
         model.producer_name = "caesura"
         model.metadata_props.add(key=_METADATA, value=json.dumps(facts))

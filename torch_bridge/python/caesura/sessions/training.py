@@ -29,47 +29,47 @@ class TrainingSession(FallsBack):
 
     Args:
         model: a path, the bytes of an ONNX file, or an onnx.ModelProto.
-        loss: "cross_entropy", "mse", "l1" or "bce_with_logits" between the output `prediction` and a new input named
-            `target`; "output" if the model's own scalar output `prediction` is the loss.
-        target: the name of the input that the loss compares with.
-        prediction: the output that the loss takes; "" is the first one.
-        class_axis: for cross_entropy, the axis of the scores that holds the classes; below 0 from the end.
+        loss: "cross_entropy" (scores and class numbers), "mse", "l1" or "bce_with_logits"; "output": the model computes its
+            loss itself. The first four are between the output `prediction` and a new input named `target`.
+        target: The name of the input that the loss compares with.
+        prediction: The output of the model that the loss is about; by default the first. With "output" it is the loss.
+        class_axis: The axis of cross_entropy's scores that holds the classes; below 0 from the end.
         optimizer: one of caesura.optim, with PyTorch's names and defaults.
-        trainable: names of initializers to train; '*' matches anything. Empty: all floating weights that a gradient of
-            the loss reaches, except running statistics and what torch.onnx.export has marked as a buffer. Scales of
-            quantization and of Resize are no weights.
-        frozen: names of initializers that stay as they are; '*' matches anything.
-        train_constants: True also trains floating Constant nodes that gradients reach, by the names of their outputs.
-        clip_norm: the global norm at which gradients are clipped; 0 does not clip.
-        accumulation_steps: calls of step() to one update, which takes the mean of their gradients. 0 leaves the number
-            to the caller: accumulate() adds a batch, step() adds the last one and updates.
-        commit: "late": parameters are written last, and a step that fails has changed nothing. "eager-consume": each as
-            soon as its gradient is there, with least memory; a step that fails is lost, unless `undo` is True.
-        undo: True: each step keeps what it overwrites until it has ended, so that any step that fails or is dropped has
-            changed nothing. Costs memory for a copy of parameters and optimizer state, and the time to write it.
-        on_failure: the answer to a step that fails: "stop" raises its error. "skip" leaves the batch out, and step()
+        trainable: Initializers to train ('*' matches anything); by default all that a gradient reaches. These are floating
+            weights, except running statistics and what torch.onnx.export has marked as a buffer; scales of quantization
+            and of Resize are no weights.
+        frozen: Initializers that stay as they are ('*' matches anything).
+        train_constants: Floating Constant nodes that gradients reach are trained, too, by the names of their outputs.
+        clip_norm: Gradients are scaled down to this global norm; 0: they are not.
+        accumulation_steps: Batches to one update, which takes the mean of their gradients. 0 leaves the number to the
+            caller: accumulate() adds a batch, step() adds the last one and updates.
+        commit: "late": a step writes to parameters after all gradients. "eager-consume": to each as soon as its gradient
+            is there, with least memory. A late step that fails has changed nothing; an early one is lost, unless `undo` is
+            True.
+        undo: A step keeps what it overwrites until it has ended, so that any failed step has changed nothing, nor has one
+            that is dropped. Costs memory for a copy of parameters and optimizer state, and the time to write it.
+        on_failure: The answer to a step that fails. "stop" raises its error. "skip" leaves the batch out, and step()
             returns NaN. "retry" does the step again, with the same random numbers; "retry-on-defaults" likewise on the
             default providers; "retry-in-parts" likewise as `parts` equal parts of the batch, whose mean gradient makes
             the update (inputs with a symbolic first dimension are split). Feeds that do not fit, cancelled and
             suspended steps raise whatever it is.
-        retries: how often one step is done again at most.
-        parts: as above.
-        precision: "fp32"; "bf16": products, convolutions and attention compute in bfloat16, while parameters,
-            optimizer, losses and norms stay float32; "fp16": likewise in float16 with a scaled loss, where an update
-            whose gradients overflow does not happen.
-        refuse_nonfinite: True: a step whose loss or gradients are not finite raises ValueError and has changed nothing.
-        memory_budget: bytes that a step's arena may take (plan() tells what it takes). Activations that do not fit are
-            computed again in the backward. 0 is no limit.
-        keep_gradients: True keeps the last step's gradients for gradients().
-        keep_outputs: names of the model's outputs that outputs() gives after each step.
+        retries: Times that one step is done again at most.
+        parts: Parts of a batch in which "retry-in-parts" does a step again.
+        precision: The dtype in which products, convolutions and attention compute; parameters, optimizer, losses and
+            norms stay float32. "fp16" scales the loss; an update whose gradients overflow does not happen.
+        refuse_nonfinite: A step whose loss or gradients are not finite fails and has changed nothing. It raises ValueError.
+        memory_budget: Bytes that a step's arena may take; 0: no limit. Activations that do not fit are computed again in
+            the backward. plan() tells what it takes.
+        keep_gradients: A step also hands out the gradient of each parameter. See gradients().
+        keep_outputs: Outputs of the model that a step also hands out. See outputs().
         schedule: the course of the learning rate: "constant", "linear" or "cosine" (to 0 at update `total_steps`),
             "polynomial" (power 2) or "step" (a tenth after each third).
         total_steps: the number of updates that the schedule is made for.
         warmup_steps: the first updates, over which the rate rises from 0.
         ranks: the ranks that train together, by default those of torch.distributed's default group, where one is
             initialised; Ranks("alone") has none.
-        threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
-        seed: seeds dropout and other random ops.
+        threads: Threads to a kernel; 0: CAESURA_NUM_THREADS, or as many as OpenMP takes.
+        seed: Seeds dropout and other random ops.
         custom_ops: ops from shared libraries with their gradients, options of nodes and model ops (CustomOps).
         providers: names, or (name, options) pairs, in order of preference, as for InferenceSession; the CPU's kernels
             always come last. With CUDAExecutionProvider, parameters and optimizer state are in the GPU's memory where
@@ -395,8 +395,8 @@ class TrainingSession(FallsBack):
 
         Args:
             folder: the folder.
-            threads: threads of a kernel; 0 takes CAESURA_NUM_THREADS, or as many as OpenMP would take.
-            seed: seeds dropout and other random ops.
+            threads: Threads to a kernel; 0: CAESURA_NUM_THREADS, or as many as OpenMP takes.
+            seed: Seeds dropout and other random ops.
 
         Returns:
             TrainingSession: the session; its save() into the folder's state.safetensors is read back by caesura.load().
