@@ -326,13 +326,13 @@ def test_inspect_as_json(classifier):
 
 def test_bench(classifier):
     times = ("--dim", "batch=4", "--seconds", "0.02", "--rounds", "2")
-    rows = json.loads(run("bench", classifier / "net.onnx", *times, "--alone", "--loss", "cross_entropy", "--json", "-").stdout)
+    rows = json.loads(run("bench", classifier / "net.onnx", *times, "--loss", "cross_entropy", "--json", "-").stdout)
     assert [row["name"] for row in rows] == ["run", "training step"]
     for row in rows:
         assert row["runs"] >= 2 and 0 < row["least_ms"] <= row["median_ms"] <= row["p90_ms"] <= row["p99_ms"]
-    assert "give --dim batch=..." in run("bench", classifier / "net.onnx", "--alone", expect=1).stderr
+    assert "give --dim batch=..." in run("bench", classifier / "net.onnx", expect=1).stderr
     np.savez(classifier / "x.npz", x=np.zeros((4, 8), np.float32))
-    assert "median" in run("bench", classifier / "net.onnx", "--inputs", classifier / "x.npz", "--alone", *times[2:]).stdout
+    assert "median" in run("bench", classifier / "net.onnx", "--inputs", classifier / "x.npz", *times[2:]).stdout
 
 
 def report_data(path):
@@ -371,26 +371,6 @@ def test_report(classifier):
     run("report", classifier / "net.onnx", "--dim", "batch=4", "--output", page)  # a run: no loss, nothing is trained
     assert {step["phase"] for step in report_data(page)["runs"][0]["steps"]} == {"forward"}
     assert "give --dim batch=..." in run("report", classifier / "net.onnx", expect=1).stderr
-
-
-def test_bench_beside_a_peer(classifier):
-    """The report names a Python without onnxruntime, and times one that has it. The stand-in sleeps for 1 ms."""
-    times = ("--dim", "batch=4", "--seconds", "0.02", "--rounds", "2", "--json", "-")
-    (classifier / "onnxruntime.py").write_text("""import time
-__version__ = "1.0"
-class SessionOptions: pass
-class InferenceSession:
-    def __init__(self, model, options, providers):
-        assert model.endswith("net.onnx") and providers == ["CPUExecutionProvider"]
-    def run(self, names, feeds):
-        assert feeds["x"].shape == (4, 8)
-        time.sleep(0.001)
-""")
-    done = run("bench", classifier / "net.onnx", *times, CAESURA_PYTHON=sys.executable, PYTHONPATH=classifier)
-    rows = json.loads(done.stdout)
-    assert [row["name"] for row in rows] == ["run", "run, onnxruntime 1.0"] and rows[1]["least_ms"] >= 1
-    done = run("bench", classifier / "net.onnx", *times, CAESURA_PYTHON="/no/python")
-    assert "not compared: '/no/python' has no onnxruntime" in done.stderr and len(json.loads(done.stdout)) == 1
 
 
 def test_env():
