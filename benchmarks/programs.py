@@ -23,6 +23,7 @@ It ends with counts by feature, and exits with 1 if a program was silent or fail
 
 import argparse
 import collections
+import gc
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -87,6 +88,9 @@ def run_seeds(seeds, options, send):
     """The body of a process: sends (seed, route, outcome, reason, features, text, CPU seconds) of each program and route."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # all that PyTorch has made until here: the collector would look through it again and again
+    gc.set_threshold(50_000, 10, 10)
     for seed in seeds:
         send.send((seed, None))
         program = drawn(seed, options.features)
