@@ -351,6 +351,34 @@ def test_writes_reach_what_shares_the_memory(forward):
     steps_as_eager(forward)
 
 
+class Overwritten(torch.nn.Module):
+    """Infinite derivatives, of values that nothing reads any more: eager multiplies them by zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d = (torch.nn.Parameter(torch.zeros(2)) for _ in range(4))
+
+    def forward(self, x):
+        y, z, v, w = (p.log() for p in (self.a, self.b, self.c, self.d))
+        y.copy_(x)
+        z.zero_()
+        v[...] = x * 2
+        w.add_(1)
+        w.normal_()
+        return y + z + v + w
+
+
+def test_overwritten_values_get_a_gradient_of_zeros():
+    plain, ours = Overwritten(), Overwritten()
+    torch.manual_seed(0)
+    plain(torch.ones(2)).sum().backward()
+    step = caesura.compile_step(ours, lambda y, _: y.sum(), torch.optim.SGD(ours.parameters(), lr=1.0))
+    torch.manual_seed(0)
+    step(torch.ones(2), torch.ones(2))
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert p.grad.isnan().all() and q.isnan().all()
+
+
 def test_lists_of_one_tensor_in_torch_compile():
     """torch.compile has the stand-ins that wrap and compile_step have."""
     def run(x):

@@ -13,7 +13,7 @@ import operator
 
 import torch
 
-from caesura.rewrites.autograd_function import Function, value_of_first
+from caesura.rewrites.autograd_function import Function, value_of_first, value_over_last
 from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
 from caesura.capture.frames import first_line
 from caesura.rewrites.fx_meta import describe
@@ -21,6 +21,8 @@ from caesura.rewrites.fx_meta import describe
 MARK = "caesura_cut"
 _WRITING = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:])}
 _WRITING.add(operator.setitem)
+_FILLING = {"copy_", "fill_", "zero_", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_",
+            "uniform_"}
 _SHAPING = {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"}  # of one tensor; nothing is written to its memory
 
 
@@ -92,6 +94,14 @@ def changes_shape(node) -> bool:
     """True for a call that writes no values but changes the shape of its tensor, such as t_()."""
     packet = getattr(torch.ops.aten, name_of(node), None)
     return packet is not None and any(torch.Tag.inplace_view in getattr(packet, name).tags for name in packet.overloads())
+
+
+def replaces_all(node) -> bool:
+    """True for a write that reads nothing of what it writes to."""
+    if node.target is not operator.setitem:
+        return name_of(node) in _FILLING
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return all(i is Ellipsis or i == slice(None) for i in index)
 
 
 class SharedMemory:
@@ -174,6 +184,8 @@ class SharedMemory:
             if self._is_tracked(group) and not (recording and self.tracks(tensor)):
                 last, problem = (node, [_past(node)]) if recording else self._keep_gradient(node, node, target)
                 problems += problem
+            elif self._is_tracked(group) and replaces_all(node) and not self.takes_gradients and not tensor.is_complex():
+                last = self._with_old(node, node, target, value_over_last)  # the trace would lose the old values' gradient of zeros
             if gains:
                 self.now.update((id(member), True) for member in self.members.get(group, [tensor]))
             problems += self._hand_on(node, last, group)
@@ -189,13 +201,18 @@ class SharedMemory:
         if (value is None or not self.tracks(value) or group_of(value) in self.leaves or self.takes_gradients or value.is_complex()
                 or changes_shape(write)):
             return write, [_past(node)]
-        self.functions.append(value_of_first(len(self.functions)))
+        return self._with_old(node, write, target, value_of_first), []
+
+    def _with_old(self, node, write, target, function):
+        """Writes what `function` makes of the new and the old values. Returns the last of the added calls."""
+        value = target.meta["example_value"]
+        self.functions.append(function(len(self.functions)))
         with self.graph.inserting_before(write):
             old = self._like(node, self.graph.call_method("clone", (target,)), value)
         with self.graph.inserting_after(write):
             new = self._like(node, self.graph.call_function(self.functions[-1], (target, old)), value)
         with self.graph.inserting_after(new):
-            return self._like(node, self.graph.call_method("copy_", (target, new)), value), []
+            return self._like(node, self.graph.call_method("copy_", (target, new)), value)
 
     def _separate(self, node) -> list:
         """Gives a result memory of its own if it shares memory that is written to later, and not the gradients."""
