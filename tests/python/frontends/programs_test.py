@@ -23,6 +23,10 @@ def test_none_is_unlike_eager():
 
 
 FAULTY = """
+import torch
+
+DTYPE = torch.float32
+made = torch.randn
 OPTIONS = {}
 
 
@@ -50,23 +54,25 @@ def after(ys, call):
 
 def test_a_difference_is_found(tmp_path):
     """A program that computes something else where it is captured."""
-    (tmp_path / "faulty.py").write_text("import torch\n\nDTYPE = torch.float32\n" + FAULTY)
+    (tmp_path / "faulty.py").write_text(FAULTY)
     done = run("--file", tmp_path / "faulty.py", timeout=300)
     assert done.returncode == 1
     assert "wrap: silent output 0 of call 0" in done.stdout and "step: silent the loss of step 0" in done.stdout, done.stdout
 
 
-def test_only_elements_that_adam_moves_by_rounding_are_left_out(monkeypatch):
+def test_only_elements_that_rounding_decides_are_left_out(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     from generators.program_runs import UNSETTLED, difference
 
-    def values(w, loss):
-        return [("w after step 0", torch.tensor(w)), ("exp_avg of w after step 0", torch.tensor([1e-9, 0.5])), ("the loss of step 1", loss)]
+    def found(w, others=((0.1, 0.5), (-0.1, 0.50000001))):
+        values = [[("w", torch.tensor(v))] for v in (w, (0.1, 0.5), *others)]
+        return difference(*values[:2], list, bool, lambda: values[2:])
 
-    exact = [(name, value.double()) for name, value in values([0.1, 0.1], torch.tensor(1.0))]
-    exact[1][1][0] = -1e-17
-    expected = values([0.1, 0.1], torch.tensor(1.0))
-    assert difference(values([-0.1, 0.1], torch.tensor(1.0)), expected, lambda: exact, bool) is None
-    assert difference(values([-0.1, 0.1], torch.tensor(2.0)), expected, lambda: exact, bool) == UNSETTLED
-    assert "at [1]" in difference(values([-0.1, -0.1], torch.tensor(2.0)), expected, lambda: exact, bool)
-    assert "the loss" in difference(values([0.1, 0.1], torch.tensor(2.0)), expected, lambda: exact, bool)
+    tiny = [[("w", torch.tensor(w)), ("exp_avg of w", torch.tensor([mean]))] for w, mean in (([0.1], 1e-8), ([-0.1], -1e-9))]
+    assert difference(*tiny, list, bool, list) == UNSETTLED
+    tiny[0][1][1].fill_(1e-3)
+    assert "at [0]" in difference(*tiny, list, bool, list)
+    assert found((0.1, 0.5)) is None
+    assert found((-0.1, 0.5)) == UNSETTLED
+    assert "at [1]" in found((0.1, -0.5)) and "at [0]" in found((-0.1, -0.5))
+    assert "at [0]" in found((5.0, 0.5)) and "at [0]" in found((float("nan"), 0.5)) and "at [0]" in found((-0.1, 0.5), ())
