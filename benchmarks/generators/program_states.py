@@ -149,7 +149,8 @@ def cond(predicate, then, otherwise, given):
 helper("while_loop", """
 def while_loop(goes_on, step, given):
     if torch.compiler.is_dynamo_compiling():
-        return torch._higher_order_ops.while_loop(goes_on, step, given)
+        found = torch._higher_order_ops.while_loop(goes_on, step, given)
+        return tuple(t.clone() for t in found)  # PyTorch's results (2.13) are views, whose own views under no_grad require no gradient
     while goes_on(*given):
         given = step(*given)
     return given
