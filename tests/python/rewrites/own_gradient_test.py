@@ -154,7 +154,7 @@ class Unread(Uses):
 
 
 class Hooked(Uses):
-    """Has two hooks on tensors: one changes the gradient by a value of the forward, one only reads it."""
+    """Has hooks on tensors: one changes the gradient by a value of the forward, one only reads it, one is on a checkpoint's result."""
 
     def use(self, y):
         scale = self.scale.mean()
@@ -165,7 +165,9 @@ class Hooked(Uses):
             z = y * self.scale
             z.register_hook(lambda dz: dz * 3)
             return z
-        return torch.utils.checkpoint.checkpoint(part, y, use_reentrant=False)
+        made = torch.utils.checkpoint.checkpoint(part, y, use_reentrant=False)
+        made.register_hook(lambda dy: dy * 2)
+        return made * self.scale
 
 
 class HookedLate(Uses):

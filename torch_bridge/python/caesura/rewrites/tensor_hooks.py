@@ -42,7 +42,7 @@ def _place(graph, hook, chains):
     if not value.requires_grad:
         raise FailsInEager("cannot register a hook on a tensor that doesn't require gradient")
     sharing = [(n, t) for n in graph.nodes for t in tensors_of(n) if storage_of(t) == storage_of(value)]
-    alike, memory = [n for n, t in sharing if t is value], {n for n, _ in sharing}
+    alike, memory = [n for n, _ in sharing if n.meta["example_value"] is value], {n for n, _ in sharing}
     writes = [n for n in graph.nodes if not memory.isdisjoint(written_to(n))]
     start = max([alike[0], *(n for n in writes if n < hook)])
     if writes and any(start < user for n, t in sharing if t is not value and not start < n for user in n.users):
