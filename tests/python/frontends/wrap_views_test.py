@@ -82,6 +82,18 @@ def test_gradients_that_no_result_taken_reaches_are_none():
         assert [p.grad is None for p in module.parameters()] == [taken > 0] * 2 + [taken == 0] * 2
 
 
+def test_gradients_past_arguments_that_are_written_to_are_none():
+    class Writes(nn.Module):
+        def forward(self, x, y, w, v):
+            x.add_(w)
+            y.add_(v)
+            return x
+
+    w, v = (torch.ones(3, requires_grad=True) for _ in range(2))
+    caesura.wrap(Writes())(torch.ones(3, requires_grad=True) * 2, torch.ones(3, requires_grad=True) * 2, w, v).sum().backward()
+    assert w.grad.tolist() == [1.0] * 3 and v.grad is None
+
+
 def test_a_hook_is_called_only_where_eager_calls_it():
     class Two(nn.Module):
         def __init__(self, views):

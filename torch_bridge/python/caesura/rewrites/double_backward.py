@@ -157,9 +157,10 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
 
     def run(*arguments):
         random = torch.get_rng_state() if again.random else None
-        results = compiled(*arguments)
         tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
-        node = node_of(results, tensors)
+        given = origins(tensors)
+        results = compiled(*arguments)
+        node = node_of(results, given)
         if node is not None:
             sizes = [s for s in arguments if not isinstance(s, torch.Tensor)]
             node.register_hook(_Replacement(again, metadata, tensors, sizes, random))
@@ -168,9 +169,15 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
     return run
 
 
-def node_of(results, tensors):
-    """The autograd node of the graph that made the results; None if there is none. Some results are views of others."""
-    seen = {t.grad_fn for t in tensors if t.grad_fn is not None}
+def origins(tensors) -> set:
+    """The autograd nodes that the tensors come from. A tensor that a graph writes to has another one after the call."""
+    return {t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None}
+
+
+def node_of(results, given):
+    """The autograd node of the graph that made the results; None if there is none. Some results are views of others. given: the
+    origins() of what the graph was given, from before the call."""
+    seen = set(given)
     reached = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     while reached:
         node = reached.pop()

@@ -9,7 +9,7 @@ import torch
 from caesura import _core, torch_kernels
 from caesura.rewrites.aliasing import hooked, run_in_eager, unlike_captured
 from caesura.capture.compat import OpOverload, jit_operation, schema
-from caesura.rewrites.double_backward import Again, differentiate, node_of
+from caesura.rewrites.double_backward import Again, differentiate, node_of, origins
 from caesura.rewrites.fx_meta import is_tensor
 from caesura.reports import collect_from, lose, note_detour
 from caesura.runtime.gpu import CPU, open_gpu
@@ -229,8 +229,9 @@ def of_reached(compiled, positions, rows):
         return tuple(g if any(a and b for a, b in zip(row, there)) else None for g, row in zip(gradients, rows))
 
     def run(*arguments):
+        given = origins(arguments)
         results = compiled(*arguments)
-        node = node_of(results, [t for t in arguments if isinstance(t, torch.Tensor)])
+        node = node_of(results, given)
         if node is not None:
             node.register_hook(only_reached)
         return results
