@@ -94,6 +94,23 @@ def test_gradients_past_arguments_that_are_written_to_are_none():
     assert w.grad.tolist() == [1.0] * 3 and v.grad is None
 
 
+def test_autograd_does_not_notice_a_write_through_data():
+    class Writes(nn.Module):
+        def forward(self, x, y):
+            x.data.add_(1)
+            return y.sin()
+
+    def run(module):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        doubled = x * 2
+        squared = doubled.square()  # whose backward reads what is written
+        (module(doubled, y) + squared).sum().backward()
+        return x.grad, y.grad
+
+    for found, expected in zip(run(caesura.wrap(Writes())), run(Writes()), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_hook_is_called_only_where_eager_calls_it():
     class Two(nn.Module):
         def __init__(self, views):

@@ -18,8 +18,8 @@ from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, bo
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
 from caesura.rewrites.complex_numbers import in_pairs, share_complex
 from caesura.capture.decompositions import decompositions
-from caesura.rewrites.double_backward import differentiable_again
-from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.double_backward import differentiable_again, without_tokens
+from caesura.rewrites.fx_meta import describe, is_tensor, storage_of
 from caesura.rewrites.gpu_attention import take_attention
 from caesura.rewrites.grouped_query_attention import take_unrepeated
 from caesura.rewrites.layout import lay_results
@@ -81,6 +81,12 @@ class _Captured:
         except StrictError:
             self.refused = True
         return _boxed(lambda: self.backward or self._program(module, "backward"))
+
+    def saves(self, positions: Any) -> bool:
+        """True if the backward is given memory of the inputs at those positions."""
+        inputs, results = without_tokens(self.forward, self.metadata)
+        memory = {storage_of(inputs[i]) for i in positions}
+        return any(storage_of(n) in memory for n in results[self.metadata.num_forward:] if isinstance(n, torch.fx.Node) and is_tensor(n))
 
     def _program(self, module: Any, phase: Any = "", sources: Any = ()) -> Any:
         with unset_fake_temporarily():  # the graph's constants are real
@@ -189,11 +195,12 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
         fall_back([("a graph", "without a gradient to record, it makes a tensor require one", describe(n)) for n in leaves])
         return plain_forward(module)
     groups = views_of_each_other(new) if captured.backward is None else []
+    hidden = [] if captured.saves(hidden) else hidden  # otherwise the backward is to notice what changed
     with unset_fake_temporarily():
         facts = None if groups else describe_call(module, captured.forward, captured.backward, captured.metadata, records)
         if facts is not None:
             call = open_call(module, facts, table)
-            if hidden and captured.backward is None:
+            if hidden:
                 return unnoticed(call, hidden)
             if key is not None and graph_calls.store(key, facts):
                 call.key, call.code = key, TracingContext.get().traced_code
@@ -210,7 +217,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
                    if captured.metadata.input_info[i].mutations_under_no_grad_or_inference_mode]
         compiled = unrecorded(compiled, without) if without else compiled
         compiled = as_views(compiled, groups) if groups else compiled
-        compiled = unnoticed(compiled, hidden) if hidden else compiled
+    compiled = unnoticed(compiled, hidden) if hidden else compiled
     if records and captured.metadata.grad_enabled_mutation is None:
         compiled = recording(compiled)
     return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records, partly)
