@@ -131,8 +131,8 @@ def load(source, name, dtype):
 class Draft:
     """A program while it is drawn."""
 
-    def __init__(self, rng, shape):
-        self.rng, self.shape, self.setup, self.outputs = rng, shape, [], []
+    def __init__(self, rng, shape, options):
+        self.rng, self.shape, self.options, self.setup, self.outputs = rng, shape, options, [], []
         self.env = {"__name__": "draft"}
         exec(HEAD, self.env)
         for source in HELPERS.values():
@@ -307,8 +307,8 @@ def draw(seed, only=None, attempt=0):
     """The program of a seed. only: a regular expression that some of its statements' features contain."""
     rng = random.Random(f"{seed} {attempt}")
     shape = tuple(rng.choice([1, 2, 2, 3, 3, 4]) for _ in range(rng.choice([2, 2, 2, 3, 3, 4])))
-    draft, body = Draft(rng, shape), []
     options = {name: rng.choices(list(of), list(of.values()))[0] for name, of in OPTIONS.items()}
+    draft, body = Draft(rng, shape, options), []
     for i in range(rng.randint(4, 12)):
         body += draft.statement(only=only if only and i % 2 == 0 else None)
     names = [n for n in draft.variables() if 0 < draft.tensor(n).numel()]

@@ -256,7 +256,8 @@ def special(d):
         f"F.kl_div({k}, {t}.to({k}.dtype), reduction='sum')", f"F.kl_div({k}, {k}.abs(), reduction='sum')", f"{k}.clamp(0.5, 0.5)",
         f"{k}.clamp({k}.detach(), {k})", f"torch.special.entr({k}.abs())", f"{k}.clamp(0, 1).logit(1e-3)", f"{k}.max() + {k}.min()",
         f"F.multi_margin_loss({k}.view(3, 2), torch.tensor([0, 1, 0]))", f"{k}.abs().logit()",
-        f"F.binary_cross_entropy({k}.sigmoid(), {k}.abs())", f"torch.complex({k}, {k} * 0).sgn().real", f"{k}.relu()", f"{k}.amax()",
+        f"F.binary_cross_entropy({k}.sigmoid(), {k}.abs().clamp(0, 1))",
+        f"torch.complex({k}, {k} * 0).sgn().real", f"{k}.relu()", f"{k}.amax()",
         f"torch.maximum({k}, {k}.abs())", f"F.hardtanh({k})", f"F.huber_loss({k}, {k} * 0)", f"{k}.norm()", f"({k} * 0).norm()",
         f"{k}.abs().sqrt().clamp(0.5)", f"{k}.pow(2)", f"{k}.prod()", f"{k}.median()", f"{k}.sort()[0]", f"F.dropout({k} / 0, 1.0)",
         f"torch.where({k} > 0, {k}, {k} / 0).max()"]))
@@ -335,8 +336,10 @@ def setting_changed(d):
 
 @feature(1, "before")
 def rate(d):
-    return d.rng.choice(["optimizer.param_groups[0]['lr'] = 0.5", "optimizer.param_groups[0]['weight_decay'] = 0.1",
-                         "optimizer.param_groups[0]['amsgrad'] = True"])
+    changes = ["optimizer.param_groups[0]['lr'] = 0.5", "optimizer.param_groups[0]['weight_decay'] = 0.1"]
+    if d.options["accumulation"] == 1:  # else Adam's error for a state without its maximum is one that eager has at a later call
+        changes.append("optimizer.param_groups[0]['amsgrad'] = True")
+    return d.rng.choice(changes)
 
 
 @feature(1, "before")

@@ -379,6 +379,18 @@ def test_overwritten_values_get_a_gradient_of_zeros():
         assert p.grad.isnan().all() and q.isnan().all()
 
 
+def test_overwritten_values_in_a_forward_that_takes_gradients_are_refused():
+    def forward(m, x):
+        y = m.a(x)
+        y.zero_()
+        return y + torch.autograd.grad((m.b(x) ** 2).sum(), m.b.weight, create_graph=True)[0].sum()
+
+    module = make(forward)
+    step = caesura.compile_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(caesura.StepRefused, match=r"zero_ replaces values that get a gradient of zeros.* in forward\)"):
+        step(*data(1)[0])
+
+
 def test_lists_of_one_tensor_in_torch_compile():
     """torch.compile has the stand-ins that wrap and compile_step have."""
     def run(x):

@@ -184,7 +184,11 @@ class SharedMemory:
             if self._is_tracked(group) and not (recording and self.tracks(tensor)):
                 last, problem = (node, [_past(node)]) if recording else self._keep_gradient(node, node, target)
                 problems += problem
-            elif self._is_tracked(group) and replaces_all(node) and not self.takes_gradients and not tensor.is_complex():
+            elif self._is_tracked(group) and replaces_all(node):
+                if self.takes_gradients or tensor.is_complex():
+                    problems.append(f"{name_of(node)} replaces values that get a gradient of zeros, which are complex or in a forward that "
+                                    f"takes gradients: make a new tensor (at {describe(node)})")
+                    continue
                 last = self._with_old(node, node, target, value_over_last)  # the trace would lose the old values' gradient of zeros
             if gains:
                 self.now.update((id(member), True) for member in self.members.get(group, [tensor]))
