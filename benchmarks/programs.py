@@ -41,13 +41,12 @@ os.environ.setdefault("CAESURA_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 from generators.program_draw import smaller  # noqa: E402
-from generators.program_runs import OUTCOMES, ROUTES, check, drawn  # noqa: E402
+from generators.program_runs import BAD, OUTCOMES, ROUTES, check, drawn  # noqa: E402
 
 import caesura  # noqa: E402
 
 CHUNK = 200          # programs of a process, at most
 HANGS = 120          # seconds that a program may take
-BAD = ("silent", "failed")
 DRAWN = "drawn"      # a process sends it when the program has run in eager
 
 

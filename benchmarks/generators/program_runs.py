@@ -16,6 +16,7 @@ import torch
 from operators import TOLERANCE, compare
 from generators.program_draw import LARGEST, draw, load
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import caesura
 from caesura.frontends import compile_step, wrap
@@ -28,8 +29,10 @@ RATE = 0.1
 STATES = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")  # of an optimizer
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 # Outcomes of a program, from bad to good. silent: it differs from eager. failed: it raises an error that eager does not raise.
-OUTCOMES = ("silent", "failed", "refused", "left to PyTorch", "partly ours", "ours", "as eager fails", "left out")
+BAD = ("silent", "failed")
+OUTCOMES = (*BAD, "refused", "left to PyTorch", "partly ours", "ours", "as eager fails", "left out")
 UNSETTLED = "rounding decides: eager's own result changes as much with inputs that are changed by rounding"
+MODIFIED = "modified by an inplace operation"
 SHAKEN = 8  # such runs
 
 
@@ -77,7 +80,8 @@ def state_of(module, when):
 
 def module_of(program):
     torch.manual_seed(0)
-    return program["Program"]().to(program["DTYPE"])
+    module = program["Program"]()
+    return module if program["DTYPE"] == torch.float32 else module.to(program["DTYPE"])  # which no tensor without values takes
 
 
 def called(program, make):
@@ -288,10 +292,28 @@ def draws_dropout(source):
     return re.search(r"F\.dropout\(.*, 0\.5, (True|self.training)\)", source) is not None
 
 
+def why_left_out(route, source, program, outcome, found, others):
+    """The reason why a program with such an outcome tells nothing about caesura, None if it does."""
+    what = outcome.reason.split(" is ")[0]
+    if outcome.outcome == "silent" and writes_data_that_gradients_need(route, source):
+        if what.startswith("the gradient of") or difference(found, with_values_kept(route, program), *others) is None:
+            return "a write through .data to what a gradient needs"
+    if what.startswith("the strides of"):  # which a capture has from tensors without values
+        with FakeTensorMode():
+            values, _ = eager(route, load(source, "fake.py", "float32"))
+        if dict(values).get(what) == dict(found)[what]:
+            return "PyTorch's tensors without values have other strides than eager's"
+    if outcome.outcome == "failed" and MODIFIED in outcome.reason:
+        torch._dynamo.reset()
+        if called(load(source, "compiled.py", "float32"), lambda module: torch.compile(module, backend="aot_eager"))[1] is not None:
+            return "torch.compile fails, too: one node of autograd saves values for all results of a graph"
+    return None
+
+
 def writes_data_that_gradients_need(route, source):
     """True if eager's backward would raise, did it notice what is written through .data (docs/differences.md)."""
     noticed = load(re.sub(r"\.data\b(?! =)", ".detach()", source), "noticed.py", "float32")
-    return ".data" in source and "modified by an inplace operation" in str(eager(route, noticed)[1])
+    return ".data" in source and MODIFIED in str(eager(route, noticed)[1])
 
 
 def with_values_kept(route, program):
@@ -339,10 +361,8 @@ def check(route, source, name="program.py"):
             if captured > CAPTURED:
                 outcomes.append(Outcome("failed", f"{captured} graphs were captured"))
     outcome = min(outcomes, key=lambda o: OUTCOMES.index(o.outcome))
-    if (outcome.outcome == "silent" and writes_data_that_gradients_need(route, source)
-            and difference(found, with_values_kept(route, program), *others) is None):
-        return Outcome("left out", "a write through .data to what a gradient needs")
-    return outcome
+    why = outcome.outcome in BAD and why_left_out(route, source, program, outcome, found, others)
+    return Outcome("left out", why) if why else outcome
 
 
 def judged(found, our_error, expected, error, others, again):

@@ -124,6 +124,12 @@ def strided_loop(m, x):
     return m.a(x) + looped(x[:3].diagonal())
 
 
+def written_transposed_layer(m, x):
+    y = m.a(x.view(2, 2, 3)).transpose(0, -1)
+    y.masked_fill_(y > 0, 0.5)
+    return y.transpose(0, -1).reshape(4, 3)
+
+
 @pytest.mark.parametrize("forward, why", [
     (mapped, r"map_impl: no equivalent in ONNX ops \(at .*branches_test.py"),
     (scanned, r"scan: no equivalent in ONNX ops \(at .*branches_test.py"),
@@ -132,7 +138,8 @@ def strided_loop(m, x):
     (written_row_of_windows, r"elements share memory, as those of unfold\(\) do: clone it first \(at .*branches_test.py"),
     (written_view_of_a_loop, r"a view of what an autograd.Function or a loop gives: clone that first \(at .*branches_test.py"),
     (loop_then_checkpoint, r"whose strides no trace knows: call it outside of the checkpoint \(at .*branches_test.py"),
-], ids=["map", "scan", "strided loop", "unfold", "as_strided", "view of a loop", "loop then checkpoint"])
+    (written_transposed_layer, r"a view whose memory lies in another order: write to a copy of it, by clone\(\) \(at .*branches_test.py"),
+], ids=["map", "scan", "strided loop", "unfold", "as_strided", "view of a loop", "loop then checkpoint", "transposed"])
 def test_is_refused_by_name(forward, why):
     module, (x, target) = make(forward), data(1)[0]
     with pytest.raises(caesura.StepRefused, match=why) as refused:

@@ -94,15 +94,28 @@ def test_gradients_past_arguments_that_are_written_to_are_none():
     assert w.grad.tolist() == [1.0] * 3 and v.grad is None
 
 
-def test_autograd_does_not_notice_a_write_through_data():
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+@pytest.mark.parametrize("given", [lambda x: x * 2, lambda x: Same.apply(x * 2)], ids=["tensor", "view of a Function"])
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.filterwarnings("ignore:left to PyTorch. a graph .* writes through .data to a view:caesura.FallbackWarning")
+def test_autograd_does_not_notice_a_write_through_data(given, reads):
     class Writes(nn.Module):
         def forward(self, x, y):
             x.data.add_(1)
-            return y.sin()
+            return y.sin() + (x if reads else 0)
 
     def run(module):
         x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-        doubled = x * 2
+        doubled = given(x)
         squared = doubled.square()  # whose backward reads what is written
         (module(doubled, y) + squared).sum().backward()
         return x.grad, y.grad

@@ -103,6 +103,7 @@ _READ_AS = {
                                                   "clone that first",
     "is None when lifting it to input": "a checkpoint or branch over the result of a loop, whose strides no trace knows: call it "
                                         "outside of the checkpoint",
+    "Cannot view a tensor with shape": "it writes to a view whose memory lies in another order: write to a copy of it, by clone()",
     TOLIST: "numbers are read off a tensor: compute with the tensor, or read them outside of the module",
 }
 

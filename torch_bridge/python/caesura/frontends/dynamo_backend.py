@@ -10,9 +10,10 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.rewrites.aliasing import (as_views, data_assignments, hidden_writes, keep_gradients, made_in_inference, past_inference,
-                                      plain_forward, share_storage, unless_unlike, unnoticed, unrecorded, views_made_anew_fit,
-                                      views_of_each_other, views_past_autograd, writes_to_overlaps, writes_to_saved)
+from caesura.rewrites.aliasing import (as_views, data_assignments, hidden_in_views, hidden_writes, keep_gradients, made_in_inference,
+                                      past_inference, plain_forward, share_storage, unless_unlike, unnoticed, unrecorded,
+                                      views_made_anew_fit, views_of_each_other, views_past_autograd, writes_to_overlaps,
+                                      writes_to_saved)
 from caesura.rewrites.autograd_function import parts_of
 from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
                                     inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
@@ -151,6 +152,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
             (views_past_autograd(module.graph, torch.is_grad_enabled()) if recorded else [],
              "it hands out views made with autograd off, beside what has a gradient"),
             (keep_gradients(module.graph), "after it a buffer holds gradients, by which calls follow one another"),
+            (hidden_in_views(module.graph), "it writes through .data to a view that an autograd.Function made"),
             (made_in_inference(module.graph), "with autograd on it is given a tensor that was made in inference mode"),
             (past_inference(module.graph), "in inference mode it views or writes to what was made outside")):
         if nodes:
@@ -201,7 +203,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
         if facts is not None:
             call = open_call(module, facts, table)
             if hidden:
-                return unnoticed(call, hidden)
+                return unnoticed(call, module.graph, hidden)
             if key is not None and graph_calls.store(key, facts):
                 call.key, call.code = key, TracingContext.get().traced_code
             return call
@@ -217,7 +219,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
                    if captured.metadata.input_info[i].mutations_under_no_grad_or_inference_mode]
         compiled = unrecorded(compiled, without) if without else compiled
         compiled = as_views(compiled, groups) if groups else compiled
-    compiled = unnoticed(compiled, hidden) if hidden else compiled
+    compiled = unnoticed(compiled, module.graph, hidden) if hidden else compiled
     if records and captured.metadata.grad_enabled_mutation is None:
         compiled = recording(compiled)
     return unless_unlike(compiled, module, captured.metadata.mutated_inp_runtime_indices, records, partly)

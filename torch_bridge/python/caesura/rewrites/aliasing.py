@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from caesura.capture.compat import (APPLIES_FUNCTION, OutputType, apply_view_meta_sequence, base, force_recompile, get_data, has_hooks,
-                                    is_functorch_wrapped_tensor, preserve_version, set_grad_enabled, storage_id, tree_leaves)
+                                    is_functorch_wrapped_tensor, is_view, preserve_version, set_grad_enabled, storage_id, tree_leaves)
 from caesura.rewrites.shared_memory import is_tracked, name_of, tensors_of, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
@@ -266,11 +266,27 @@ def hidden_writes(graph: torch.fx.Graph) -> list:
     return sorted({reads[target] for node in graph.nodes for target in written_to(node) if target in reads})
 
 
-def unnoticed(call, positions):
-    """`call`, whose writes to the inputs at `positions` leave the versions that autograd goes by."""
+def hidden_in_views(graph: torch.fx.Graph) -> list:
+    """The inputs that Dynamo's graph writes to through `.data`, and reads otherwise, too, and that are views made by an autograd.Function:
+    autograd forbids all other ways of writing to such a view."""
+    inputs = graph.find_nodes(op="placeholder")
+    examples = {n: getattr(n.meta.get("grapharg"), "example", None) for n in (inputs[i] for i in hidden_writes(graph)) if not _is_bare(n)}
+    return [n for n, t in examples.items() if t is not None and is_view(t) and isinstance(t.grad_fn, BackwardCFunction)]
+
+
+def _is_bare(placeholder) -> bool:
+    return all(user.target is get_data for user in placeholder.users)
+
+
+def unnoticed(call, graph: torch.fx.Graph, positions):
+    """`call`, of Dynamo's graph, whose writes to the inputs at `positions` leave the versions that autograd goes by. An input that the
+    graph takes nothing but `.data` of is given as that: autograd forbids writes to some views."""
+    inputs = graph.find_nodes(op="placeholder")
+    bare = {i for i in positions if _is_bare(inputs[i])}
+
     def run(*values):
         with preserve_version(tuple(values[i] for i in positions)):
-            return call(*values)
+            return call(*(value.data if i in bare else value for i, value in enumerate(values)))
     return run
 
 
