@@ -371,7 +371,8 @@ def judged(found, our_error, expected, error, others, again):
     reason = "; ".join(f"{call}: {why}" for call, why in report.fallbacks)
     if isinstance(our_error, caesura.StepRefused) and error is not None:
         return Outcome("as eager fails", "StepRefused")
-    if isinstance(our_error, caesura.StepRefused) and our_error.__cause__ is None:  # otherwise an error that nobody foresaw
+    named = isinstance(our_error, RuntimeError) and error is None and str(our_error).startswith("caesura: ")
+    if named or isinstance(our_error, caesura.StepRefused) and our_error.__cause__ is None:  # otherwise an error that nobody foresaw
         return Outcome("refused", " ".join(str(our_error).split())[:300])
     problem = difference(found, expected, *others)
     if problem == UNSETTLED:

@@ -87,11 +87,14 @@ def test_gradients_past_arguments_that_are_written_to_are_none():
         def forward(self, x, y, w, v):
             x.add_(w)
             y.add_(v)
-            return x
+            return x if self.training else None
 
-    w, v = (torch.ones(3, requires_grad=True) for _ in range(2))
-    caesura.wrap(Writes())(torch.ones(3, requires_grad=True) * 2, torch.ones(3, requires_grad=True) * 2, w, v).sum().backward()
-    assert w.grad.tolist() == [1.0] * 3 and v.grad is None
+    for training in (True, False):
+        x, y, w, v = (torch.ones(3, requires_grad=True) for _ in range(4))
+        x, y = x * 2, y * 2
+        caesura.wrap(Writes().train(training))(x, y, w, v)
+        x.sum().backward()
+        assert w.grad.tolist() == [1.0] * 3 and v.grad is None
 
 
 class Same(torch.autograd.Function):

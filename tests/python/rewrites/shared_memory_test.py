@@ -340,6 +340,20 @@ def scaled_by_a_parameter_under_no_grad(m, x):
 
 
 @case
+def recorded_in_inference_mode(m, x):
+    with torch.inference_mode(), torch.enable_grad():
+        y = m.a(x)
+    return m.b(x) + y
+
+
+@case
+def recorded_in_inference_mode_beside_a_write(m, x):
+    with torch.inference_mode(), torch.enable_grad():
+        y = m.a(x)
+    return (m.b(x) + y).mul_(2)
+
+
+@case
 def scaled_by_a_parameter(m, x):
     y = Twice.apply(m.a(x))
     y.mul_(m.b(x))

@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 
 from caesura.capture.compat import (APPLIES_FUNCTION, OutputType, apply_view_meta_sequence, base, force_recompile, get_data, has_hooks,
                                     is_functorch_wrapped_tensor, is_view, preserve_version, set_grad_enabled, storage_id, tree_leaves)
-from caesura.rewrites.shared_memory import is_tracked, name_of, tensors_of, written_to
+from caesura.rewrites.shared_memory import is_tracked, tensors_of, with_modes, written_to
 from caesura.reports import fall_back
 from caesura.user_code import calling_line
 
@@ -133,12 +133,10 @@ def writes_to_overlaps(graph: torch.fx.Graph) -> list:
 def views_past_autograd(graph: torch.fx.Graph, recording: bool) -> list:
     """The outputs of Dynamo's graph that are views of tensors which require a gradient, made with autograd off. recording: whether
     it is on where the graph is called."""
-    found, modes = set(), graph.find_nodes(op="call_function", target=set_grad_enabled)
-    for node in graph.nodes if modes else ():
-        if node in modes:
-            recording = node.args[0]
+    found, switches = set(), graph.find_nodes(op="call_function", target=set_grad_enabled)
+    for node, records, _ in with_modes(graph, recording) if switches else ():
         for source in node.all_input_nodes:
-            past = source in found or (not recording and any(t.requires_grad for t in tensors_of(source)))
+            past = source in found or (not records and any(t.requires_grad for t in tensors_of(source)))
             if past and not _storages_of(source).isdisjoint(_storages_of(node)):
                 found.add(node)
     (output,) = graph.find_nodes(op="output")
@@ -162,13 +160,9 @@ def made_in_inference(graph: torch.fx.Graph) -> list:
 def past_inference(graph: torch.fx.Graph) -> list:
     """The calls in inference mode that view or write to what was made outside of that mode. AOT autograd ends with an internal error at
     such a view."""
-    found, modes, outside = [], [], set()  # the memory of what was made outside
-    for node in graph.nodes:
-        if name_of(node) == "_enter_inference_mode":
-            modes.append(node.args[0])
-        elif name_of(node) == "_exit_inference_mode":
-            modes.pop()
-        elif not modes or not modes[-1]:
+    found, outside = [], set()  # the memory of what was made outside
+    for node, _, inference in with_modes(graph):
+        if not inference:
             outside |= _storages_of(node)
         elif not outside.isdisjoint(_storages_of(node)):
             found.append(node)

@@ -160,7 +160,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions):
         tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
         given = origins(tensors)
         results = compiled(*arguments)
-        node = node_of(results, given)
+        node = node_of((*results, *tensors), given)
         if node is not None:
             sizes = [s for s in arguments if not isinstance(s, torch.Tensor)]
             node.register_hook(_Replacement(again, metadata, tensors, sizes, random))
@@ -175,8 +175,8 @@ def origins(tensors) -> set:
 
 
 def node_of(results, given):
-    """The autograd node of the graph that made the results; None if there is none. Some results are views of others. given: the
-    origins() of what the graph was given, from before the call."""
+    """The autograd node of the graph that made the results; None if there is none. Some results are views of others, or what the graph
+    wrote to. given: the origins() of what the graph was given, from before the call."""
     seen = set(given)
     reached = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     while reached:

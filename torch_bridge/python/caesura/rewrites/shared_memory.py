@@ -14,7 +14,8 @@ import operator
 import torch
 
 from caesura.rewrites.autograd_function import Function, value_of_first, value_over_last
-from caesura.capture.compat import base, get_unwrapped, is_functorch_wrapped_tensor, storage_id, tree_leaves, tree_map_only
+from caesura.capture.compat import (base, get_unwrapped, is_functorch_wrapped_tensor, set_grad_enabled, storage_id, tree_leaves,
+                                    tree_map_only)
 from caesura.capture.frames import first_line
 from caesura.rewrites.fx_meta import describe
 
@@ -94,6 +95,24 @@ def changes_shape(node) -> bool:
     """True for a call that writes no values but changes the shape of its tensor, such as t_()."""
     packet = getattr(torch.ops.aten, name_of(node), None)
     return packet is not None and any(torch.Tag.inplace_view in getattr(packet, name).tags for name in packet.overloads())
+
+
+def switches_inference(node) -> bool:
+    return name_of(node) in ("_enter_inference_mode", "_exit_inference_mode")
+
+
+def with_modes(graph: torch.fx.Graph, recording: bool = True):
+    """Yields each call of Dynamo's graph, whether grad mode is on there, and whether inference mode is. The end of an inference mode
+    restores the grad mode from before it. recording: whether it is on where the graph is called."""
+    within = []  # (grad mode before it, whether it switches inference mode on or off)
+    for node in list(graph.nodes):
+        if node.target is set_grad_enabled:
+            recording = node.args[0]
+        elif name_of(node) == "_enter_inference_mode":
+            within.append((recording, node.args[0]))
+        elif name_of(node) == "_exit_inference_mode":
+            recording, _ = within.pop()
+        yield node, recording, bool(within) and within[-1][1]
 
 
 def replaces_all(node) -> bool:

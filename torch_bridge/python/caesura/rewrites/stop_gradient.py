@@ -14,7 +14,8 @@ import torch
 from caesura.rewrites.autograd_function import Function
 from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
 from caesura.rewrites.fx_meta import describe
-from caesura.rewrites.shared_memory import MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, tensors_of, written_to
+from caesura.rewrites.shared_memory import (MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, switches_inference,
+                                           tensors_of, with_modes, written_to)
 
 aten = torch.ops.aten
 _UNRECORDED = "caesura_unrecorded"  # of calls that autograd does not record
@@ -30,16 +31,13 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
     """Marks the calls in Dynamo's graph that no gradient passes, and removes the mode switches, since AOTAutograd would
     obey the last one and trace a backward. functions: as take_functions() gives them; more may be added. keep_modes:
     keeps the switches, for gradients that the graph itself takes. Returns a line for each place that marks cannot express."""
-    problems, recording, inference = [], True, 0
+    problems = []
     for node in graph.graph.find_nodes(op="call_method", target="item"):
         if any(t.requires_grad for t in tensors_of(node.args[0])):
             _detach(graph, node, node.args[0])  # AOTAutograd would trace a gradient through the number
     leaves = {node.args[0] for node in graph.graph.find_nodes(op="call_method", target="requires_grad_")}
     memory = SharedMemory(graph, functions, keep_modes)
-    for node in list(graph.graph.nodes):
-        if node.target is set_grad_enabled:
-            recording = node.args[0]
-        inference += _inference(node)
+    for node, recording, inference in with_modes(graph.graph):
         if inference and keep_modes:
             problems.append(f"inference_mode in a forward that takes gradients (at {describe(node)})")
         given, written = [t for source in node.all_input_nodes for t in tensors_of(source)], written_to(node)
@@ -50,7 +48,8 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
         if not recording or inference:
             node.meta[_UNRECORDED] = True
         results = [t for target in written for t in tensors_of(target)] or tensors_of(node)
-        if passes and results and (node in leaves or not any(map(memory.tracks, results))):
+        untracked = inference and not written  # whatever Dynamo's tensors say after an enable_grad() within inference_mode()
+        if passes and results and (node in leaves or untracked or not any(map(memory.tracks, results))):
             mark(node)
             if not _passes_marks():
                 problems.append(f"{name_of(node)} passes no gradient, which PyTorch {torch.__version__} does not hand on "
@@ -64,7 +63,7 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
             if isinstance(value, torch.Tensor) and any(storage_of(t) in memory.last for t in tensors_of(source)):
                 _view_before(graph, node, source)
     for node in [] if keep_modes else reversed(graph.graph.nodes):
-        if node.target is set_grad_enabled or _inference(node):
+        if node.target is set_grad_enabled or switches_inference(node):
             graph.graph.erase_node(node)
     graph.recompile()
     return list(dict.fromkeys(problems))
@@ -121,6 +120,8 @@ def reached_by_autograd(graph: torch.fx.GraphModule, loss: torch.fx.Node, functi
     mark_cuts(). Raises FailsInEager."""
     value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
     if not (whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes))):
+        return None
+    if any(map(switches_inference, graph.graph.nodes)):  # in which Dynamo's tensors may have gradients
         return None
     # Dynamo's tensors have no values, but their gradients.
     leaves = {i: t for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) for t in tensors_of(node)
@@ -218,13 +219,6 @@ def _passes_marks():
 
 def _is_marked(node):
     return MARK in node.meta.get("custom", {})
-
-
-def _inference(node):
-    """1 where inference mode begins, -1 where it ends."""
-    if name_of(node) == "_exit_inference_mode":
-        return -int(node.args[0].args[0])
-    return int(node.args[0]) if name_of(node) == "_enter_inference_mode" else 0
 
 
 def as_leaf(value):

@@ -8,9 +8,9 @@ is moved to right after the call that made the tensor, or last wrote to it.
 
 import torch
 
-from caesura.capture.compat import set_grad_enabled, symbolic_convert
+from caesura.capture.compat import symbolic_convert
 from caesura.rewrites.fx_meta import describe
-from caesura.rewrites.shared_memory import is_tracked, storage_of, tensors_of, written_to
+from caesura.rewrites.shared_memory import is_tracked, storage_of, tensors_of, with_modes, written_to
 from caesura.rewrites.stop_gradient import FailsInEager
 
 
@@ -32,8 +32,8 @@ def is_hook(node) -> bool:
 
 
 def _is_recorded(graph, write):
-    modes = [n.args[0] for n in graph.find_nodes(op="call_function", target=set_grad_enabled) if n < write]
-    return all(modes[-1:]) and any(is_tracked(t) for target in written_to(write) for t in tensors_of(target))
+    recording = next(recording and not inference for node, recording, inference in with_modes(graph) if node is write)
+    return recording and any(is_tracked(t) for target in written_to(write) for t in tensors_of(target))
 
 
 def _place(graph, hook, chains):

@@ -231,7 +231,7 @@ def of_reached(compiled, positions, rows):
     def run(*arguments):
         given = origins(arguments)
         results = compiled(*arguments)
-        node = node_of(results, given)
+        node = node_of((*results, *arguments), given)
         if node is not None:
             node.register_hook(only_reached)
         return results
