@@ -13,7 +13,8 @@
 #include <benchmark/benchmark.h>
 
 #include "core/execute/partial_executor.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {

@@ -17,7 +17,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "training/session/training_session.h"
 
 namespace {

@@ -10,6 +10,7 @@
 #include <benchmark/benchmark.h>
 
 #include "core/onnx/inference/shape_inference.h"
+#include "core/plan/execution_plan.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"

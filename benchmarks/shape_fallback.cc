@@ -29,6 +29,7 @@
 #include "core/gradient/yield_insertion.h"
 #include "training/step/parameters.h"
 #include "training/step/step_program.h"
+#include "training/step/trainable.h"
 
 namespace caesura {
 namespace {

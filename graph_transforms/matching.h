@@ -3,7 +3,7 @@
 #ifndef CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
 #define CAESURA_GRAPH_TRANSFORMS_MATCHING_H_
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 #include "core/providers/cpu_provider.h"
 
 namespace caesura {

@@ -20,6 +20,7 @@
 #include "graph_transforms/fusion/weight_packing.h"
 #include "graph_transforms/precision/cast_propagation.h"
 #include "graph_transforms/precision/mixed_precision.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "graph_transforms/shapes/shape_inference_pass.h"
 #include "graph_transforms/shapes/shape_simplification.h"
 #include "graph_transforms/simplify/common_subexpression.h"
@@ -148,6 +149,8 @@ PassList CapturedPasses(const ProviderList& providers) {
   passes.push_back(MakeYieldOrderPass());
   return passes;
 }
+
+PassList PlacementPasses(const ProviderList& providers) { return PlacementPasses(providers, {}); }
 
 PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback) {
   PassList passes;

@@ -7,10 +7,12 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/graph/pass.h"
-#include "graph_transforms/shapes/cpu_fallback.h"
+#include "core/graph/graph.h"
+#include "core/providers/execution_provider.h"
 
 namespace caesura {
+
+struct CpuFallbackOptions;  // graph_transforms/shapes/cpu_fallback.h
 
 // For the forward graph before it is differentiated, or fused. Initializers named in `parameters`
 // change between runs: no pass may rely on their values.
@@ -48,7 +50,8 @@ PassList CapturedPasses(const ProviderList& providers);
 
 // For a graph that is about to be planned for these providers, after all other passes. Empty where
 // all of them are on the host.
-PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback = {});
+PassList PlacementPasses(const ProviderList& providers);
+PassList PlacementPasses(const ProviderList& providers, CpuFallbackOptions fallback);
 
 }  // namespace caesura
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

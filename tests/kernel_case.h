@@ -13,7 +13,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/providers/cpu_provider.h"
 

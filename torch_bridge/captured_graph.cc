@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/execute/execution_observer.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/aten_call.h"

@@ -7,6 +7,7 @@
 #include <cassert>
 #include <string_view>
 
+#include "core/kernels/kernel_registry.h"
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/c10d_communicator.h"
 #include "torch_bridge/captured_call.h"

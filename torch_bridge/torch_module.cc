@@ -17,6 +17,7 @@
 #include "core/gradient/training_mode.h"
 #include "training/step/parameters.h"
 #include "training/step/step_program.h"
+#include "training/step/trainable.h"
 
 namespace caesura::torch {
 namespace {

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/profile/profiler.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"

@@ -17,7 +17,7 @@
 
 #include "core/cuda/cuda_libraries.h"
 #include "core/cuda/dnn_graph.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/custom_ops/custom_op.h"
+#include "core/custom_ops/op_binding.h"
 
 #include <algorithm>
 
@@ -7,6 +7,7 @@
 #include "core/custom_ops/model_op.h"
 #include "core/custom_ops/plugin_op.h"
 #include "core/graph/op_attributes.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/plugin/plugin_library.h"
 

@@ -4,12 +4,12 @@
 //
 //   CustomOp scale;
 //   scale.schema = {.op_type = "Scale", .type_of_output = {0}, .domain = "mine"};
-//   scale.schema.gradient = ScaleGradient;                         // core/graph/gradient_hook.h
+//   scale.schema.gradient = ScaleGradient;                         // core/graph/op_def.h
 //   scale.kernels = {{.op_type = "Scale", .domain = "mine", .types = {DType::kFloat32},
 //                     .create = CreateScale}};
 //   SessionOptions options;
 //   options.custom_ops.ops = {scale};
-//   RETURN_IF_ERROR(options.custom_ops.AddLibrary("libmine.so"));  // core/plugin/caesura_op.h
+//   Status added = options.custom_ops.AddLibrary("libmine.so");    // core/plugin/caesura_op.h
 //
 // State: what belongs to a node of one session is an OpInstance, made once, with the session. What
 // belongs to one run lives in scratch memory of the kernel (KernelInfo::BookScratch) or in a
@@ -19,14 +19,15 @@
 #define CAESURA_CORE_CUSTOM_OPS_CUSTOM_OP_H_
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
-#include "core/custom_ops/op_options.h"
+#include "core/base/status.h"
 #include "core/graph/graph.h"
 #include "core/graph/op_def.h"
 #include "core/kernels/kernel.h"
@@ -34,6 +35,75 @@
 #include "core/providers/execution_provider.h"
 
 namespace caesura {
+
+// --- options: strings by name, for one node, or for all nodes of an op type ---
+//
+//   OpOptions options;
+//   options.ForNode("detector").Update({{"device", "CPU"}, {"threads", "2"}});
+//   options.ForOp("ModelOp", "ai.caesura").Update("threads", "1");
+//   session_options.custom_ops.options = options;
+//
+// If several places name an option, the first of these counts:
+//   1. the session's options of the node, by its name
+//   2. those that the node brings along in its model (attributes option_names and option_values)
+//   3. the session's options of the op type
+//   4. what the op's own description gives as default
+// A node that a gradient hook has added has the options of the node that it belongs to.
+//
+// Values: copies share nothing. Thread safety: as a std::map.
+
+// Options by name, each name once.
+class OptionSet {
+ public:
+  OptionSet() = default;
+  OptionSet(std::initializer_list<std::pair<const std::string, std::string>> values)
+      : values_(values) {}
+
+  // Adds an option; kInvalidArgument when it is there already.
+  Status Append(const std::string& key, std::string value);
+  // Sets options, whether they are there or not; others stay.
+  void Update(const std::string& key, std::string value) { values_[key] = std::move(value); }
+  void Update(const OptionSet& other);
+  void Remove(const std::string& key) { values_.erase(key); }
+  bool Has(const std::string& key) const { return values_.count(key) > 0; }
+  // kNotFound, listing what there is.
+  Result<std::string> Get(const std::string& key) const;
+  const std::map<std::string, std::string>& values() const { return values_; }
+  bool empty() const { return values_.empty(); }
+
+  // "device=CPU;threads=2", in order of the names; "\", ";", "=" and line ends are escaped. Parse
+  // takes it again.
+  std::string Serialise() const;
+  static Result<OptionSet> Parse(const std::string& text);
+
+  bool operator==(const OptionSet& other) const { return values_ == other.values_; }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+// A session's options of nodes and of op types.
+class OpOptions {
+ public:
+  // To read and to change; made empty when they are not there yet.
+  OptionSet& ForNode(const std::string& node_name) { return nodes_[node_name]; }
+  OptionSet& ForOp(const std::string& op_type, const std::string& domain) {
+    return ops_[{domain, op_type}];
+  }
+  const std::map<std::string, OptionSet>& nodes() const { return nodes_; }
+  // By domain and op type.
+  const std::map<std::pair<std::string, std::string>, OptionSet>& ops() const { return ops_; }
+
+  // All options of the node, by the order of precedence above; `defaults` are the op's own.
+  // kInvalidModel where the node's attributes are no options.
+  Result<OptionSet> Resolve(const Node& node, const OptionSet& defaults = {}) const;
+
+ private:
+  std::map<std::string, OptionSet> nodes_;
+  std::map<std::pair<std::string, std::string>, OptionSet> ops_;
+};
+
+// --- ops ---
 
 // The facts about a node when its instance is made. All of it is copies: an instance may keep it.
 struct OpNodeInfo {
@@ -100,44 +170,6 @@ struct CustomOps {
   // Adds the ops and model runtimes of a shared library (core/plugin/caesura_plugin.h), which stays
   // loaded.
   Status AddLibrary(const std::string& path);
-};
-
-// The custom ops of one session, and the instances of its nodes. Thread safety: none; what it gives
-// out (providers) may be used from any thread once the session is made.
-class OpBinding {
- public:
-  // Fails with kInvalidArgument on ops that are there twice, that are ONNX's or caesura's, or that
-  // have no kernel.
-  static Result<std::unique_ptr<OpBinding>> Create(const CustomOps& custom_ops);
-
-  // Makes the ops known to the model's graph: checks its nodes, infers its types anew.
-  Status Declare(Model& model);
-  // Declares them, and makes instances. `trained`: names of initializers whose values change.
-  Status Attach(Model& model, const std::vector<std::string>& trained = {});
-  // Makes instances for nodes that have come since (of gradients).
-  Status MakeInstances(Graph& graph);
-  // `providers`, and after each one those kernels of the custom ops that work on its memory.
-  // kInvalidArgument when the provider that an op names is not among them.
-  Result<ProviderList> WithKernels(const ProviderList& providers) const;
-
- private:
-  using Instances = std::vector<std::shared_ptr<const OpInstance>>;
-  OpBinding() = default;
-  Status AddOp(CustomOp op);
-  const CustomOp* Find(const Node& node) const;
-  Status Adopt(Graph& graph, const Model& model, std::vector<std::string>* names);
-  Status MakeInstance(Node* node);
-  Result<OptionSet> OptionsOf(const Node& node, const CustomOp& op) const;
-  OpNodeInfo Describe(const Node& node) const;
-
-  std::vector<CustomOp> ops_;
-  OpOptions options_;
-  std::string model_folder_;
-  std::unordered_set<std::string> trained_;
-  std::shared_ptr<OpDefSet> schemas_ = std::make_shared<OpDefSet>();
-  // By the number that the node carries; shared with the kernels. Grows while the session is made.
-  std::shared_ptr<Instances> instances_ = std::make_shared<Instances>();
-  bool is_used_ = false;  // the model has a node of these ops
 };
 
 // Objects that each belong to one call at a time: for what a kernel must write to and cannot book

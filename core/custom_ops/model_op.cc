@@ -6,7 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/custom_ops/model_runtime.h"
-#include "core/graph/gradient_hook.h"
+#include "core/graph/op_def.h"
 #include "core/graph/op_attributes.h"
 #include "core/graph/op_schema.h"
 #include "core/plugin/op_context.h"

@@ -21,7 +21,7 @@
 //                  "?" is any size,
 //                  "[...]" any shape. An output whose sizes follow from these is planned, any other
 //                  sized at run time
-//   option_names, option_values    options for the runtime (core/custom_ops/op_options.h)
+//   option_names, option_values    options for the runtime (core/custom_ops/custom_op.h)
 //   gradient_model or gradient_model_file, gradient_runtime    a model of (x..., dy...) -> (dx of
 //   the floating x...), which
 //                  computes the gradient; left out, the runtime's own gradient is taken, where it

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

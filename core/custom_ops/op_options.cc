@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/custom_ops/op_options.h"
+#include "core/custom_ops/custom_op.h"
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_attributes.h"

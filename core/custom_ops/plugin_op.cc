@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/graph/gradient_hook.h"
+#include "core/graph/op_def.h"
 #include "core/plugin/op_context.h"
 #include "core/plugin/op_gradient.h"
 #include "core/plugin/plugin_library.h"

@@ -5,7 +5,7 @@
 #include <cassert>
 #include <utility>
 
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 namespace {

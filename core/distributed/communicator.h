@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicator: how the ranks of one training run exchange tensors. It stands on an engine that
-// others keep: threads of one process (local_communicator.h), PyTorch's process groups
-// (torch_bridge/c10d_communicator.h), MPI (mpi_communicator.h), NCCL (nccl_communicator.h).
+// others keep: threads of one process (LocalCommunicators), MPI (MpiCommunicator), NCCL
+// (NcclCommunicator, core/providers/cuda/cuda_provider.h), PyTorch's process groups
+// (torch_bridge/c10d_communicator.h).
 //
-//   ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
-//                    communicator.Start(Collective::AllReduce(DType::kFloat32, sums, count)));
+//   auto work = communicator.Start(Collective::AllReduce(DType::kFloat32, sums, count)).value();
 //   ...                                          // compute meanwhile
-//   RETURN_IF_ERROR(work->Wait(Clock::now() + 30s));
+//   Status done = work->Wait(Clock::now() + 30s);
 //
 // All ranks start the same collectives in the same order. A rank that does not, or that is lost, is
 // an error on the others: kRankFailure, which says what was waited for. Then the communicator is of
@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 #include "core/tensor/dtype.h"
 
 namespace caesura {
@@ -135,6 +135,21 @@ class Communicator {
 
 // kInvalidArgument for a collective that no communicator of `size` ranks can do.
 Status CheckCollective(const Collective& collective, int size);
+
+// --- engines ---
+
+// Ranks as threads of one process: the communicators of `size` ranks, one for each thread.
+// Collectives run on a thread of their own; sums are made in the order of ranks, in float64 or the
+// integer's own type: all ranks get the same bits in every run. REQUIRES: size >= 1.
+std::vector<std::unique_ptr<Communicator>> LocalCommunicators(int size);
+
+// Ranks that `mpirun` or SLURM's `srun` has started, without LibTorch: those of this process's
+// launcher (env::LaunchedRanks). Once a process. Open MPI's library is opened at run time: nothing
+// needs it to build or to start. Collectives run on a
+// thread of their own. MPI has no way to end a collective that a lost rank never comes to: Abort,
+// where one is in flight, says why on stderr and ends the whole job. Fails with kNotFound where
+// there is no Open MPI, with kUnsupported without a launcher, or where MPI does not find its ranks.
+Result<std::unique_ptr<Communicator>> MpiCommunicator();
 
 }  // namespace caesura
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The binary interface is that of Open MPI 3 to 5 (libmpi.so.40); names as in the MPI standard.
-#include "core/distributed/mpi_communicator.h"
+#include "core/distributed/communicator.h"
 
 #include <dlfcn.h>
 

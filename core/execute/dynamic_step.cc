@@ -5,6 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
+#include "core/kernels/kernel_registry.h"
 
 namespace caesura {
 

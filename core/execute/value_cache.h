@@ -13,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

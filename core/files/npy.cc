@@ -11,6 +11,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/base/utf8.h"
+#include "core/files/file_system.h"
 #include "core/files/zip_archive.h"
 
 namespace caesura {

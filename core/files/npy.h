@@ -13,10 +13,12 @@
 #include <string>
 #include <string_view>
 
-#include "core/files/file_system.h"
 #include "core/tensor/tensor.h"
 
 namespace caesura {
+
+class FileSystem;  // core/files/file_system.h
+FileSystem& PosixFileSystem();
 
 // The tensor in the bytes of a .npy file.
 Result<Tensor> TensorFromNpy(std::string_view bytes);

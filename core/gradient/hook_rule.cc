@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient rule of ops that a session was given together with a gradient hook
-// (core/graph/gradient_hook.h).
-#include "core/graph/gradient_hook.h"
+// (core/graph/op_def.h).
+#include "core/graph/op_def.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_attributes.h"
-#include "core/graph/op_def.h"
 #include "core/graph/op_schema.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/gradient/gradient_rules.h"

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

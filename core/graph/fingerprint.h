@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 #include <algorithm>
 #include <cassert>
-
-#include "core/graph/graph.h"
 
 namespace caesura {
 

@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 
-class GradientHook;  // gradient_hook.h
+class GradientHook;
 namespace gradient {
 class GradientContext;  // core/gradient/gradient_context.h
 }
@@ -143,6 +143,42 @@ class OpDefSet {
 
  private:
   std::map<std::pair<std::string, std::string>, std::map<int, OpDef>> ops_;  // by domain, op type
+};
+
+// --- gradients of ops of the user's ---
+//
+//   // y = a x
+//   // dx = a dy
+//   Status ScaleGradient(GradientHook& g) {
+//     auto dx = g.AddNode("Scale", {g.OutputGradient(0)}, g.node().attributes(), "mine");
+//     if (!dx.ok()) return dx.status();
+//     g.SetInputGradient(0, (*dx)[0]);
+//     return {};
+//   }
+
+// One call of a gradient hook: the forward node, and the graph that the hook adds nodes to. It
+// lives during the call only.
+class GradientHook {
+ public:
+  virtual ~GradientHook() = default;
+  // The forward node: its inputs and outputs may be read by the nodes that are added.
+  virtual const Node& node() const = 0;
+  // Null where no gradient comes in through output i; at least one does.
+  virtual Value* OutputGradient(int i) const = 0;
+  // True if the gradient of input i is asked for. A hook that gives none where it is asked for is
+  // an error.
+  virtual bool NeedsInputGradient(int i) const = 0;
+  // A node with fresh outputs, whose types are inferred; null inputs are absent ones, and so are
+  // outputs (null in the result) where `outputs` says false. Nodes of ops of the user's have the
+  // options of the forward node. Fails where the op's rules for types are broken.
+  virtual Result<std::vector<Value*>> AddNode(const std::string& op_type,
+                                              const std::vector<Value*>& inputs,
+                                              AttributeMap attributes = {},
+                                              const std::string& domain = "",
+                                              const std::vector<bool>& outputs = {true}) = 0;
+  virtual Value* AddConstant(Tensor tensor) = 0;
+  // The gradient has the input's shape. Several for one input add up.
+  virtual void SetInputGradient(int i, Value* gradient) = 0;
 };
 
 }  // namespace caesura

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

@@ -22,9 +22,6 @@ class Pass {
   virtual Result<bool> Run(Model& model) = 0;
 };
 
-// Passes in the order in which they run.
-using PassList = std::vector<std::shared_ptr<Pass>>;
-
 // A record of one pass by the runner.
 struct PassRecord {
   std::string name;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/tensor/small_float.h"
+#include "core/tensor/dtype.h"
 
 namespace caesura {
 

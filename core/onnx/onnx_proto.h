@@ -16,7 +16,7 @@
 #include <string>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

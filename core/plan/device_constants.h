@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura {

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/onnx/function_body.h"
 #include "core/graph/op_def.h"
 #include "core/plan/placement.h"

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

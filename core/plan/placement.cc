@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/graph/op_def.h"
+#include "core/kernels/kernel_registry.h"
 
 namespace caesura {
 namespace {

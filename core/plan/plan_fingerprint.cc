@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "core/graph/fingerprint.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/execution_plan.h"
 
 namespace caesura {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/kernels/kernel_creation.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/execution_plan.h"
 #include "core/plan/node_error.h"
 #include "core/plan/phases/plan_phases.h"

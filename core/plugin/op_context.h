@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/plugin/caesura_op.h"
 #include "core/providers/execution_provider.h"
 

@@ -3,7 +3,7 @@
 #ifndef CAESURA_CORE_PLUGIN_OP_GRADIENT_H_
 #define CAESURA_CORE_PLUGIN_OP_GRADIENT_H_
 
-#include "core/graph/gradient_hook.h"
+#include "core/graph/op_def.h"
 #include "core/plugin/op_node.h"
 
 struct CaesuraGradient {

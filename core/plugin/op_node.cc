@@ -7,7 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/graph.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/plugin/plugin_library.h"
 
 namespace caesura {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 #include "core/plugin/caesura_op.h"
 
 // Built for one call. What its pointers lead to outlives it: attributes, options, and the bytes of

@@ -6,7 +6,9 @@
 #include <charconv>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plugin/graph_view.h"
+#include "core/plugin/plugin_library.h"
 #include "core/providers/compiled_subgraph.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"

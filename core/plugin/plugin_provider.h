@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "core/plugin/plugin_library.h"
+#include "core/plugin/caesura_provider.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura {

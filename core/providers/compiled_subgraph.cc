@@ -7,7 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/onnx/inference/shape_inference.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

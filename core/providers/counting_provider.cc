@@ -2,8 +2,9 @@
 #include "core/providers/counting_provider.h"
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/best_isa.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/providers/counting_memory.h"
 #include "core/providers/cpu_provider.h"
 

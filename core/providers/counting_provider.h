@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "core/kernels/kernel_registry.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura {

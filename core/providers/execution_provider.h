@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "core/kernels/kernel_registry.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 
-class SubgraphCompiler;
+class KernelRegistry;    // core/kernels/kernel_registry.h
+class SubgraphCompiler;  // subgraph_compiler.h
 
 // The direction of a copy between the host and a device, or within the device.
 enum class CopyKind : uint8_t { kToDevice, kToHost, kWithin };

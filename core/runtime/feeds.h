@@ -3,7 +3,6 @@
 #ifndef CAESURA_CORE_RUNTIME_FEEDS_H_
 #define CAESURA_CORE_RUNTIME_FEEDS_H_
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -12,9 +11,6 @@
 #include "core/tensor/tensor.h"
 
 namespace caesura {
-
-// Values by the names of a graph's inputs or outputs.
-using NamedValues = std::map<std::string, RuntimeValue>;
 
 // The part of an input's type that a fed value must match.
 enum class FeedCheck {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/custom_ops/custom_op.h"
+#include "core/custom_ops/op_binding.h"
 #include "core/execute/partial_executor.h"
 #include "core/graph/pass.h"
 #include "core/runtime/plan_cache.h"

@@ -7,6 +7,8 @@
 
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
+#include "core/plan/execution_plan.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
 

@@ -27,10 +27,12 @@
 #include <string>
 #include <vector>
 
-#include "core/graph/pass.h"
-#include "core/plan/execution_plan.h"
+#include "core/graph/graph.h"
+#include "core/providers/execution_provider.h"
 
 namespace caesura {
+
+class ExecutionPlan;  // core/plan/execution_plan.h
 
 // Makes the passes for these providers; asked again where a session falls back to others. Empty:
 // none.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/session/io_binding.h"
+#include "core/session/session.h"
 
 #include <algorithm>
 #include <new>
 
 #include "core/base/status_macros.h"
+#include "core/runtime/feeds.h"
+#include "core/runtime/program.h"
 
 namespace caesura {
 namespace {

@@ -5,8 +5,12 @@
 #include <new>
 
 #include "core/base/status_macros.h"
+#include "core/custom_ops/op_binding.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/tensor_copy.h"
+#include "core/runtime/feeds.h"
+#include "core/runtime/program.h"
+#include "core/session/run_queue.h"
 
 namespace caesura {
 namespace {
@@ -16,7 +20,9 @@ std::shared_ptr<const ExecutionProvider> PlainCpu() { return MakeCpuProvider(); 
 }  // namespace
 
 Session::Session(SessionOptions options, std::shared_ptr<ProviderFallback> fallback)
-    : options_(std::move(options)), fallback_(std::move(fallback)) {}
+    : options_(std::move(options)),
+      fallback_(std::move(fallback)),
+      queue_(std::make_unique<RunQueue>()) {}
 
 Session::~Session() = default;
 
@@ -40,12 +46,22 @@ Result<std::unique_ptr<Session>> Session::Create(Model model, SessionOptions opt
 Status Session::Prepare(Model model) {
   ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops->Attach(model));
-  ASSIGN_OR_RETURN(program_, Program::Create(std::move(model), fallback_,
-                                             {.plan = options_.plan,
-                                              .ops = ops,
-                                              .passes = options_.passes,
-                                              .disabled_passes = options_.disabled_passes}));
+  ASSIGN_OR_RETURN(
+      program_,
+      Program::Create(std::move(model), fallback_,
+                      {.plan = {.threads = options_.threads, .reuse_memory = options_.reuse_memory},
+                       .ops = ops,
+                       .passes = options_.passes,
+                       .disabled_passes = options_.disabled_passes}));
   return {};
+}
+
+const Model& Session::model() const { return program_->model(); }
+
+void Session::WaitForAsyncRuns() { queue_->Wait(); }
+
+Result<std::vector<RuntimeValue>> Session::Bind(const NamedValues& feeds) const {
+  return BindFeeds(*model().graph, feeds, FeedCheck::kType);
 }
 
 Result<std::shared_ptr<const ExecutionPlan>> Session::Plan(const NamedValues& feeds) try {
@@ -99,9 +115,9 @@ Result<std::vector<RuntimeValue>> Session::RunBound(
 Status Session::RunAsync(NamedValues feeds, std::vector<std::string> output_names,
                          std::function<void(Result<std::vector<RuntimeValue>>)> done,
                          RunOptions options) try {
-  return queue_.Add([this, feeds = std::move(feeds), names = std::move(output_names),
-                     done = std::move(done),
-                     options = std::move(options)] { done(Run(feeds, names, options)); });
+  return queue_->Add([this, feeds = std::move(feeds), names = std::move(output_names),
+                      done = std::move(done),
+                      options = std::move(options)] { done(Run(feeds, names, options)); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while an asynchronous run was begun");
 }

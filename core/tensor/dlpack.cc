@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
-#include "core/tensor/layout.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/tensor/layout.h"
+#include "core/tensor/tensor.h"
 
 #include <cstring>
 

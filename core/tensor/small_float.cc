@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/tensor/small_float.h"
+#include "core/tensor/dtype.h"
 
 #include <cmath>
 

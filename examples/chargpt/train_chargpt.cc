@@ -13,7 +13,6 @@
 
 #include "core/onnx/model_reader.h"
 #include "training/data/dataset.h"
-#include "training/data/sampler.h"
 #include "training/files/progress_bar.h"
 #include "training/session/training_session.h"
 

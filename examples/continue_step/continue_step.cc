@@ -6,7 +6,6 @@
 
 #include "core/files/npy.h"
 #include "training/data/dataset.h"
-#include "training/data/sampler.h"
 #include "training/session/exported_step.h"
 #include "training/files/progress_bar.h"
 

@@ -16,7 +16,6 @@
 #include "core/onnx/model_reader.h"
 #include "core/files/npy.h"
 #include "training/data/dataset.h"
-#include "training/data/sampler.h"
 #include "training/session/training_session.h"
 
 using namespace caesura;

@@ -6,11 +6,10 @@
 #include <cstdio>
 #include <iostream>
 
-#include "core/distributed/mpi_communicator.h"
+#include "core/distributed/communicator.h"
 #include "core/onnx/model_reader.h"
 #include "core/files/npy.h"
 #include "training/data/dataset.h"
-#include "training/data/sampler.h"
 #include "training/session/training_session.h"
 
 using namespace caesura;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 

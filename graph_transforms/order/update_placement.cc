@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/kernels/kernel_registry.h"
+
 namespace caesura {
 
 const ExecutionProvider* DeviceFor(const Node& node, const ProviderList& providers) {

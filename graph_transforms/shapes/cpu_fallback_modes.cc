@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/kernels/kernel_registry.h"
+
 namespace caesura {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/graph/op_def.h"
+#include "core/kernels/kernel_registry.h"
 
 namespace caesura {
 namespace {

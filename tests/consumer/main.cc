@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "training/session/training_session.h"

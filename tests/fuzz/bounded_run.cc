@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/onnx/model_reader.h"
+#include "core/plan/execution_plan.h"
 #include "tests/fuzz/target.h"
 
 namespace caesura::fuzz {
@@ -96,7 +97,7 @@ void ReadAndRun(std::string_view bytes) {
   Result<Model> model = ReadModelBytes(bytes, limits);
   if (!model.ok()) return;
   SessionOptions options;
-  options.plan.threads = 1;
+  options.threads = 1;
   options.passes = SessionPasses();
   const auto session = Session::Create(*std::move(model), std::move(options));
   if (!session.ok()) return;

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "core/base/status_macros.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "tests/gradients/gradient_case.h"
 

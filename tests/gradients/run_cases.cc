@@ -14,7 +14,7 @@ Result<std::unique_ptr<Session>> MakeSession(Model model, const ProviderList& pr
                                              PassList passes = {}) {
   SessionOptions options;
   options.passes = [passes = std::move(passes)](const ProviderList&) { return passes; };
-  options.plan.threads = 1;
+  options.threads = 1;
   options.providers = providers;
   options.fallback = false;
   if (providers.empty()) options.providers = {MakeCpuProvider()};

@@ -10,7 +10,7 @@
 #include <random>
 #include <set>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/kernels/simd/best_isa.h"
 #include "core/providers/counting_provider.h"

@@ -7,7 +7,8 @@
 #include <cstdlib>
 #include <set>
 
-#include "core/onnx/graph_text.h"
+#include "core/graph/pass.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "tests/training/real_step.h"
 

@@ -84,15 +84,10 @@ def test_comments_have_subjects():
 
 # Public headers and passes without a test source of their name, and where their promises are tested.
 TESTED_ELSEWHERE = {
-    "core/base/status_macros.h": "tests/core/base/status_test.cc",
     "core/cuda/cuda_options.h": "tests/core/providers/cuda/cuda_provider_test.cc",
-    "core/distributed/mpi_communicator.h": "tests/core/distributed/mpi_ranks.cc",  # a program for mpirun
-    "core/execute/execution_observer.h": "tests/core/profile/observers_test.cc",
-    "core/graph/gradient_hook.h": "tests/training/custom_op_training_test.cc",
+    "core/execute/run_options.h": "tests/core/session/session_test.cc",
     "core/kernels/kernel.h": "tests/core/kernels/kernel_registry_test.cc",
     "core/ops/collectives": "tests/training/step/gradient_reduction_test.cc",
-    "core/plan/plan_data.h": "tests/core/plan/execution_plan_test.cc",
-    "core/plan/plan_options.h": "tests/core/plan/execution_plan_test.cc",
     "core/plugin/caesura_op.h": "tests/core/plugin/test_ops.c",  # a plug-in, which plugin_op_test.cc loads
     "core/plugin/caesura_op.hpp": "tests/core/plugin/test_ops_cpp17.cc",
     "core/plugin/caesura_plugin.h": "tests/core/plugin/plugin_library_test.cc",
@@ -104,8 +99,7 @@ TESTED_ELSEWHERE = {
     "torch_bridge/c10d_communicator.h": "tests/torch_bridge/rank_checks.cc",  # for ranks in tests/python/ranks
     "torch_bridge/torch_stream.h": "tests/torch_bridge/cuda_torch_module_test.cc",
     "training/session/training_options.h": "tests/training/session/option_table_test.cc",
-    "training/step/rank_plan.h": "tests/training/step/step_program_test.cc",
-    "training/step/parameter_shard.h": "tests/training/session/training_session_shards_test.cc",
+    "training/step/step_options.h": "tests/training/step/step_program_test.cc",
 }
 
 

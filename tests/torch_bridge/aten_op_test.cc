@@ -9,7 +9,8 @@
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
+#include "core/plan/execution_plan.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "torch_bridge/kernel_library.h"

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
 #include "torch_bridge/torch_module.h"
 #include "torch_bridge/torch_stream.h"

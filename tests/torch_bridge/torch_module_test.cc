@@ -14,7 +14,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace caesura::torch {

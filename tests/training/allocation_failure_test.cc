@@ -18,6 +18,7 @@
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
 #include "core/gradient/yield_insertion.h"
+#include "training/files/checkpoint.h"
 
 namespace {
 thread_local long left = -1;  // allocations of this thread until one fails; -1: none does

@@ -5,7 +5,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/cuda/kernel_program.h"
-#include "core/graph/gradient_hook.h"
+#include "core/graph/op_def.h"
 #include "core/session/session.h"
 #include "tests/test_paths.h"
 #include "tests/training/cuda_training.h"

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "core/cuda/cuda_libraries.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/tensor_copy.h"
 #include "core/tensor/dlpack.h"
 #include "tests/core/providers/cuda/standin_cuda.h"

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "core/base/status_macros.h"
-#include "core/graph/gradient_hook.h"
-#include "core/onnx/graph_text.h"
+#include "core/graph/op_def.h"
+#include "core/onnx/model_reader.h"
 #include "tests/test_paths.h"
 #include "training/session/split_module.h"
 #include "training/session/training_session.h"

@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/counting_provider.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "tests/temporary_folder.h"
 #include "training/session/split_module.h"
 #include "training/session/training_session.h"

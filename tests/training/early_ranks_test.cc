@@ -8,6 +8,7 @@
 #include <map>
 
 #include "tests/training/rank_faults.h"
+#include "training/session/rank_group.h"
 
 namespace caesura::testing {
 namespace {
@@ -94,8 +95,8 @@ TEST(EarlyRanks, TakeThreeBucketsOfGradients) {
     const size_t early_arena = early->StepPlan(DeepBatch()).value()->arena_bytes();
     EXPECT_GE(late_arena, 8 * kWeight);
     EXPECT_LE(early_arena, 4 * kWeight + 65536);
-    EXPECT_EQ(late->ranks().Memory().gradients, 8 * kWeight);
-    EXPECT_EQ(early->ranks().Memory().gradients, 7 * kWeight);  // buckets may be twice as large
+    EXPECT_EQ(late->Memory().gradients, 8 * kWeight);
+    EXPECT_EQ(early->Memory().gradients, 7 * kWeight);  // buckets may be twice as large
     if (c.rank() == 0)
       std::printf("arena: late %zu, early %zu bytes; a bucket %zu\n", late_arena, early_arena,
                   kWeight);

@@ -11,7 +11,7 @@
 
 #include "tests/training/kill_sweep.h"
 #include "training/data/dataset.h"
-#include "training/data/sampler.h"
+#include "training/files/checkpoint.h"
 
 namespace caesura::testing {
 namespace {

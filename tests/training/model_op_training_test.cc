@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/custom_ops/model_op.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"
 #include "tests/test_paths.h"

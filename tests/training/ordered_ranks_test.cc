@@ -5,11 +5,12 @@
 
 #include <atomic>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"
+#include "training/session/rank_group.h"
 
 namespace caesura::testing {
 namespace {

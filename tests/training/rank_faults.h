@@ -15,6 +15,7 @@
 #include "tests/core/distributed/faulty_communicator.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"
+#include "training/step/parameter_shard.h"
 
 namespace caesura::testing {
 

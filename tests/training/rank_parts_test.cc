@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "graph_transforms/recompute.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"

@@ -13,6 +13,7 @@
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 #include "training/session/training_session.h"
+#include "training/step/step_program.h"
 
 namespace caesura::testing {
 

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "tests/training/rank_faults.h"
+#include "training/step/parameter_shard.h"
 
 namespace caesura::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <future>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "training/session/training_session.h"
 
 namespace caesura {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura::torch {
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
 #include "torch_bridge/aten_call.h"
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/provider/torch_kernel.h"

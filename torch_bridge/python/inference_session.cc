@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "core/base/utf8.h"
+#include "core/plugin/plugin_library.h"
 #include "core/profile/chrome_trace.h"
-#include "core/session/io_binding.h"
+#include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "torch_bridge/python/provider_fallback.h"
 
@@ -42,8 +43,8 @@ class PythonSession {
  public:
   PythonSession(nb::object source, const SessionSettings& settings) {
     SessionOptions options;
-    options.plan.threads = settings.threads;
-    options.plan.reuse_memory = settings.reuse_memory;
+    options.threads = settings.threads;
+    options.reuse_memory = settings.reuse_memory;
     options.custom_ops = settings.custom_ops;
     if (settings.profile) profiler_ = std::make_unique<Profiler>();
     options.providers = ProvidersOf(settings.providers, &device_);

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "core/kernels/kernel_registry.h"
 #include "core/ops/cpu_kernels.h"
 #include "core/base/build_facts.h"
 #include "core/base/env.h"

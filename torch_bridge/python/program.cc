@@ -9,7 +9,6 @@
 #include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/cuda/cuda_provider.h"
-#include "core/providers/cuda/nccl_communicator.h"
 #include "core/runtime/subgraph.h"
 #include "torch_bridge/python/bindings.h"
 #include "training/step/parameters.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "training/files/checkpoint.h"
+#include "training/session/rank_group.h"
 #include "training/session/training_session.h"
 
 #include <nanobind/stl/tuple.h>
@@ -8,9 +10,10 @@
 #include "torch_bridge/python/provider_fallback.h"
 #include "training/session/exported_step.h"
 #include "training/session/option_table.h"
+#include "training/step/parameter_shard.h"
 #include "training/step/parameters.h"
 #include "training/report/report.h"
-#include "training/session/suspend_on_signals.h"
+#include "training/session/run_control.h"
 
 namespace nb = nanobind;
 
@@ -364,7 +367,7 @@ void BindTraining(nb::module_& m) {
                    [](const TrainingSession& session) { return session.progress().updates; })
       .def_prop_ro("memory",
                    [](const TrainingSession& session) {
-                     const RankMemory memory = session.ranks().Memory();
+                     const RankMemory memory = session.Memory();
                      nb::dict out;
                      out["parameters"] = memory.parameters;
                      out["gradients"] = memory.gradients;

@@ -14,7 +14,7 @@
 #include "training/command/train/train_data.h"
 #include "training/command/train/train_options.h"
 #include "training/command/train/trained_model.h"
-#include "training/data/sampler.h"
+#include "training/data/dataset.h"
 #include "training/session/exported_step.h"
 #include "training/files/progress_bar.h"
 

@@ -14,18 +14,22 @@
 
 #include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
+#include "core/graph/pass.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/onnx/model_reader.h"
 #include "core/plan/function_expansion.h"
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/runtime/subgraph.h"
 #include "graph_transforms/pipeline.h"
+#include "graph_transforms/shapes/cpu_fallback.h"
 #include "training/command/command.h"
 #include "training/command/dim_bindings.h"
 #include "training/command/train/train_options.h"
 #include "training/session/exported_step.h"
 #include "core/gradient/gradient_builder.h"
 #include "core/gradient/gradient_rules.h"
+#include "training/step/step_program.h"
 
 namespace caesura::command {
 namespace {

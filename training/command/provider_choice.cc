@@ -8,7 +8,6 @@
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/cuda/cuda_provider.h"
-#include "core/providers/cuda/nccl_communicator.h"
 
 namespace caesura::command {
 

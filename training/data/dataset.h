@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The source of batches: examples by index, from arrays or from a text. Their order is the
-// sampler's business (training/data/sampler.h).
+// The source of batches: examples by index, from arrays or from a text. A Sampler gives
+// their order.
 #ifndef CAESURA_TRAINING_DATA_DATASET_H_
 #define CAESURA_TRAINING_DATA_DATASET_H_
 
@@ -69,6 +69,38 @@ Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const Tex
 // outside.
 Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
                                               std::vector<int64_t> indices);
+
+// The order and size of batches. Equal options give equal batches on every machine.
+struct SamplerOptions {
+  int64_t size = 0;  // of the dataset
+  int64_t batch_size = 1;
+  bool shuffle = true;  // anew in every epoch
+  bool drop_last =
+      true;  // leave out examples that do not fill a batch; off: the last batch is smaller
+  uint64_t seed = 0;
+};
+
+// Chooses the examples of each batch of a dataset. Batch n depends on the options and on n only, so
+// a run goes on exactly where it was from nothing but its step, also in the middle of an epoch.
+// Thread safety: one thread at a time.
+class Sampler {
+ public:
+  // Fails with kInvalidArgument when there would be no batch.
+  static Result<Sampler> Create(const SamplerOptions& options);
+
+  int64_t batches_per_epoch() const { return batches_per_epoch_; }
+  // The indices in batch `n` >= 0, counted over all epochs; valid until the next call.
+  std::span<const int64_t> Batch(int64_t n);
+
+ private:
+  explicit Sampler(const SamplerOptions& options) : options_(options) {}
+  void OrderEpoch(int64_t epoch);
+
+  SamplerOptions options_;
+  int64_t batches_per_epoch_ = 0;
+  int64_t epoch_ = -1;  // that `order_` is of
+  std::vector<int64_t> order_;
+};
 
 }  // namespace caesura
 

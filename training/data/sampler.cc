@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/data/sampler.h"
+#include "training/data/dataset.h"
 
 #include <algorithm>
 #include <numeric>

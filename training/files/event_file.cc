@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/files/file_system.h"
 
 namespace caesura {
 namespace {
@@ -78,6 +79,11 @@ uint32_t Crc32c(std::string_view bytes) {
   for (const char c : bytes) crc = crc >> 8 ^ table[(crc ^ static_cast<uint8_t>(c)) & 0xff];
   return ~crc;
 }
+
+EventWriter::EventWriter(std::string path, std::unique_ptr<WritableFile> file)
+    : path_(std::move(path)), file_(std::move(file)) {}
+
+EventWriter::~EventWriter() = default;
 
 Result<std::unique_ptr<EventWriter>> EventWriter::Create(const std::string& folder,
                                                          FileSystem& files) {

@@ -18,9 +18,12 @@
 #include <string_view>
 
 #include "core/base/status.h"
-#include "core/files/file_system.h"
 
 namespace caesura {
+
+class FileSystem;  // core/files/file_system.h
+class WritableFile;
+FileSystem& PosixFileSystem();
 
 // Writes one file of events, which it owns. Each event is in the file when its call has returned.
 // Calls fail with kIoError where the file cannot be written. Thread safety: all methods from any
@@ -41,11 +44,12 @@ class EventWriter {
   // Nothing is written where none is left.
   Status AddHistogram(const std::string& tag, std::span<const float> values, int64_t step);
 
+  ~EventWriter();
+
   const std::string& path() const { return path_; }
 
  private:
-  EventWriter(std::string path, std::unique_ptr<WritableFile> file)
-      : path_(std::move(path)), file_(std::move(file)) {}
+  EventWriter(std::string path, std::unique_ptr<WritableFile> file);
   // `summary_value`: the encoded Summary.Value without its tag.
   Status AddSummary(const std::string& tag, const std::string& summary_value, int64_t step);
   Status WriteRecord(const std::string& event);

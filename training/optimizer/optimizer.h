@@ -6,6 +6,7 @@
 #ifndef CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_
 #define CAESURA_TRAINING_OPTIMIZER_OPTIMIZER_H_
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -13,7 +14,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 
@@ -229,6 +230,102 @@ Result<Optimizer> MakeOptimizer(const std::string& name,
 double LearningRate(const Optimizer& optimizer);
 // The optimizer of a group's parameters, with the group's weight decay where it sets one.
 Optimizer ForGroup(Optimizer optimizer, const ParameterGroup& group);
+
+// --- learning-rate schedules: pure functions of the step, with nothing to save but the step ---
+//
+//   LrSchedule schedule{.decay = CosineDecay{.steps = 9500}, .warmup_steps = 500};
+//   double rate = 3e-4 * schedule.Factor(updates_done);
+
+// In all of them t counts updates from 0, and `end` is the last value as a part of the base
+// learning rate. Beyond `steps` the last value stays.
+
+// 1
+struct ConstantDecay {};
+
+// end + (1 - end) (1 - t / steps)^power: torch's PolynomialLR (end 0), transformers' linear (power
+// 1) and polynomial.
+struct PolynomialDecay {
+  int64_t steps = 0;
+  double end = 0;
+  double power = 1;
+};
+
+// end + (1 - end) (1 + cos(pi t / steps)) / 2: torch's CosineAnnealingLR, transformers' cosine.
+struct CosineDecay {
+  int64_t steps = 0;
+  double end = 0;
+};
+
+// gamma^floor(t / every): torch's StepLR.
+struct StepDecay {
+  int64_t every = 0;
+  double gamma = 0.1;
+};
+
+// Any decay. Each one gives a factor of the base learning rate.
+using LrDecay = std::variant<ConstantDecay, PolynomialDecay, CosineDecay, StepDecay>;
+
+// A linear warm-up, then a decay that counts from the warm-up's end (torch's SequentialLR).
+struct LrSchedule {
+  LrDecay decay = {};
+  int64_t warmup_steps = 0;
+  // The start of the warm-up: 0 in transformers (the first update then has rate 0), 1/3 in torch's
+  // LinearLR.
+  double warmup_start = 0;
+
+  // The factor of the base learning rate in the update that follows `updates_done`
+  // others.
+  double Factor(int64_t updates_done) const;
+  // Fails when a length is not positive or a coefficient is not finite.
+  Status Check() const;
+};
+
+// "constant", "linear", "cosine", "polynomial" (power 2) or "step" (a tenth after each third),
+// ending with update `total_steps`, the warm-up included.
+Result<LrSchedule> NamedSchedule(const std::string& name, int64_t total_steps,
+                                 int64_t warmup_steps = 0);
+
+// --- dynamic loss scaling for half precision, with torch.amp.GradScaler's rules ---
+//
+// The loss is multiplied by scale() so that small gradients do not vanish, and gradients by
+// 1 / scale(). A step whose gradients are not finite is skipped and lowers the scale; a long run of
+// good ones raises it.
+
+// The rules by which the loss scale moves; the defaults are PyTorch's.
+struct GradScalerOptions {
+  float initial_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;  // good steps in a row
+
+  // growth_factor > 1, 0 < backoff_factor < 1, a positive scale and interval.
+  Status Check() const;
+};
+
+// The current loss scale, and its rule after each update. Thread safety: one thread at a time.
+class GradScaler {
+ public:
+  explicit GradScaler(const GradScalerOptions& options = {})
+      : options_(options), scale_(options.initial_scale) {}
+
+  const GradScalerOptions& options() const { return options_; }
+  float scale() const { return scale_; }
+  // Good steps since the scale changed last.
+  int64_t good_steps() const { return good_steps_; }
+
+  // After each update: were all gradients finite? If not, the update must not have happened.
+  void Update(bool gradients_finite);
+  // From a checkpoint.
+  void Restore(float scale, int64_t good_steps) {
+    scale_ = scale;
+    good_steps_ = good_steps;
+  }
+
+ private:
+  GradScalerOptions options_;
+  float scale_;
+  int64_t good_steps_ = 0;
+};
 
 }  // namespace caesura
 

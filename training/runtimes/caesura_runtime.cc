@@ -58,7 +58,7 @@ Status Load(const CaesuraOpNode* node, std::string_view bytes, void** out) {
   ASSIGN_OR_RETURN(loaded->threads, ReadOptions(node));
   ASSIGN_OR_RETURN(loaded->model, caesura::ReadModelBytes(bytes));
   caesura::SessionOptions options;
-  options.plan.threads = loaded->threads;
+  options.threads = loaded->threads;
   options.passes = caesura::InferencePasses;
   ASSIGN_OR_RETURN(loaded->session,
                    caesura::Session::Create(loaded->model.Clone(), std::move(options)));

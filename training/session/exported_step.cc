@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/status_macros.h"
+#include "core/files/file_system.h"
 #include "core/onnx/model_reader.h"
 #include "training/session/option_table.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/session/failure_policy.h"
+#include "training/session/training_options.h"
 
 namespace caesura {
 

@@ -2,9 +2,7 @@
 // The options of training that have a name and a plain value, as one table: name, type, default,
 // another value, a sentence; and the pairs of them that do not go together. Python's sessions, the
 // command `caesura train` and exported steps take these options from it, and tests try all pairs.
-//
-//   TrainingOptions options;
-//   RETURN_IF_ERROR(SetOption("clip_norm", 1.0, &options));
+// SetOption and CheckConflicts (training_options.h) are made of it.
 //
 // The optimizer with its groups, the schedule, providers, custom ops and the communicator are no
 // rows: each of them is an object that is made of several values.
@@ -20,9 +18,6 @@
 #include "training/session/training_options.h"
 
 namespace caesura {
-
-// The value of an option. Which of these it is, is the option's type.
-using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
 
 // A row of the table.
 struct TrainingOption {
@@ -43,9 +38,6 @@ struct TrainingOption {
 const std::vector<TrainingOption>& TrainingOptionTable();
 // Null where there is no such option.
 const TrainingOption* FindTrainingOption(const std::string& name);
-// kNotFound for a name that is none; kInvalidArgument for a value of another type, naming both
-// types, and as the row says.
-Status SetOption(const std::string& name, const OptionValue& value, TrainingOptions* options);
 
 // The use of an option: any value but the default, or one value.
 struct OptionUse {
@@ -66,11 +58,6 @@ struct OptionConflict {
 };
 
 const std::vector<OptionConflict>& OptionConflicts();
-// Fails as the first conflict that these options have says, with a sentence that names both options
-// as `spell` spells them; null: by their names.
-Status CheckConflicts(const TrainingOptions& options, bool among_ranks,
-                      const std::function<std::string(const std::string&)>& spell = nullptr);
-
 }  // namespace caesura
 
 #endif  // CAESURA_TRAINING_SESSION_OPTION_TABLE_H_

@@ -25,14 +25,6 @@ class RunCollectives;  // core/distributed/run_collectives.h
 Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* communicator,
                            const ProviderList& providers);
 
-// Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
-struct RankMemory {
-  size_t parameters = 0;  // and running statistics
-  size_t gradients = 0;   // with the buckets under way, and accumulated ones
-  size_t optimizer_state = 0;
-  size_t total() const { return parameters + gradients + optimizer_state; }
-};
-
 // The parameters that rank 0 and this one have, and how far they are, move together from Join on.
 // With no other ranks only plan, communicator, rank and Memory may be called, and Replace. Thread
 // safety: one thread at a time.

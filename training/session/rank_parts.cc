@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "training/files/checkpoint.h"
 #include "training/session/rank_group.h"
+#include "training/step/parameter_shard.h"
 
 namespace caesura {
 namespace {

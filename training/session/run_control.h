@@ -6,13 +6,16 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <utility>
-
-#include "core/execute/execution_state.h"
+#include <vector>
 
 namespace caesura {
+
+struct RunOptions;      // core/execute/run_options.h
+class TrainingSession;  // training_session.h
 
 // Thread safety: set_suspend, set_terminate and the flags from any thread and from signal handlers;
 // all else as the session.
@@ -47,11 +50,7 @@ class RunControl {
 
   // --- for the session's runs ---
   // Gives the run its flags and its deadline.
-  void Apply(RunOptions& run) const {
-    run.cancel = terminate_;
-    run.suspend = suspend_;
-    run.deadline = deadline_;
-  }
+  void Apply(RunOptions& run) const;
   const std::optional<std::chrono::steady_clock::time_point>& deadline() const { return deadline_; }
   // The place of SuspendAt, which is valid once; INT_MAX: none.
   int TakeSuspendAt() { return std::exchange(suspend_at_, INT_MAX); }
@@ -65,6 +64,28 @@ class RunControl {
   std::optional<std::chrono::steady_clock::time_point> deadline_;
   int suspend_at_ = INT_MAX;
   std::atomic<bool> rank_asked_ = false;
+};
+
+// Signals that suspend a session's steps: what a batch scheduler sends before it takes the machine
+// away.
+//
+//   SuspendOnSignals guard(session.get(), {SIGTERM, SIGUSR1});
+//   auto loss = session->Step(batch);
+//   if (loss.status().code() == StatusCode::kSuspended) session->Save("run.ckpt");
+//
+// From its creation to its end each of `signals` sets the flag (RunControl::suspend_flag),
+// whatever thread receives it; then the handlers from before are back. One at a time in a process.
+class SuspendOnSignals {
+ public:
+  SuspendOnSignals(std::shared_ptr<std::atomic<bool>> flag, const std::vector<int>& signals);
+  SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals);
+  ~SuspendOnSignals();
+  SuspendOnSignals(const SuspendOnSignals&) = delete;
+  SuspendOnSignals& operator=(const SuspendOnSignals&) = delete;
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> flag_;
+  std::vector<std::pair<int, struct sigaction>> before_;
 };
 
 }  // namespace caesura

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "training/session/waiting_step.h"
 
 namespace caesura {
 namespace {

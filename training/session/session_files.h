@@ -7,6 +7,7 @@
 #include <string>
 
 #include "training/files/checkpoint.h"
+#include "training/session/rank_group.h"
 #include "training/session/step_runs.h"
 
 namespace caesura {

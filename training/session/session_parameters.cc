@@ -7,12 +7,16 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/execute/parameter_set.h"
 #include "core/gradient/training_mode.h"
 #include "core/providers/tensor_copy.h"
-#include "graph_transforms/pipeline.h"
+#include "core/runtime/provider_fallback.h"
+#include "core/graph/pass.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"
+#include "training/files/checkpoint.h"
 #include "training/step/parameter_placement.h"
 #include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 namespace {
@@ -43,13 +47,28 @@ std::string Misfit(const std::string& name, const Tensor* found, const Tensor& o
 
 }  // namespace
 
+SessionParameters::SessionParameters(Model model, std::vector<std::string> trainable,
+                                     std::shared_ptr<const ProviderFallback> providers, bool share)
+    : model_(std::move(model)),
+      trainable_(std::move(trainable)),
+      providers_(std::move(providers)),
+      shared_(share),
+      bound_(share),
+      set_(std::make_unique<ParameterSet>()) {}
+
+SessionParameters::~SessionParameters() = default;
+
+bool SessionParameters::IsAccumulator(int i) const {
+  return set_->name(i).rfind("accumulator.", 0) == 0;
+}
+
 Status SessionParameters::CheckNoStepWaits() const {
   return step_waits_ ? InvalidArgument("a step waits; ResumeStep or DropStep first") : Status();
 }
 
 std::vector<std::string> SessionParameters::Names() const {
   std::vector<std::string> out;
-  for (int i = 0; i < trained_ + statistics_; ++i) out.push_back(set_.name(i));
+  for (int i = 0; i < trained_ + statistics_; ++i) out.push_back(set_->name(i));
   return out;
 }
 
@@ -58,7 +77,7 @@ std::vector<std::string> SessionParameters::FrozenNames() const {
   for (const Value* value : model_.graph->Values()) {
     const Tensor* tensor = model_.graph->Initializer(value);
     const bool frozen =
-        tensor != nullptr && IsDifferentiable(tensor->dtype()) && set_.Find(value->name()) < 0;
+        tensor != nullptr && IsDifferentiable(tensor->dtype()) && set_->Find(value->name()) < 0;
     if (frozen) out.push_back(value->name());
   }
   return out;
@@ -79,8 +98,8 @@ Status SessionParameters::CheckNotDivided(const std::string& name) const {
 
 Result<Tensor> SessionParameters::Get(const std::string& name) const {
   RETURN_IF_ERROR(CheckNotDivided(name));
-  const int i = set_.Find(name);
-  if (i >= 0) return ToHost(set_.tensor(i), providers_->providers());
+  const int i = set_->Find(name);
+  if (i >= 0) return ToHost(set_->tensor(i), providers_->providers());
   const Tensor* frozen = model_.graph->Initializer(model_.graph->FindValue(name));
   return frozen != nullptr ? Result<Tensor>(*frozen)
                            : NotFound("the session has no parameter '" + name + "'");
@@ -89,7 +108,7 @@ Result<Tensor> SessionParameters::Get(const std::string& name) const {
 Status SessionParameters::Set(const std::string& name, const Tensor& value) {
   RETURN_IF_ERROR(CheckNoStepWaits());
   if (Value* frozen = model_.graph->FindValue(name);
-      set_.Find(name) < 0 && model_.graph->Initializer(frozen)) {
+      set_->Find(name) < 0 && model_.graph->Initializer(frozen)) {
     const Tensor own = *model_.graph->Initializer(frozen);
     RETURN_IF_ERROR(CheckReplaceable(name, own, value));
     ASSIGN_OR_RETURN(Tensor copy, value.Clone());
@@ -99,17 +118,17 @@ Status SessionParameters::Set(const std::string& name, const Tensor& value) {
     return {};
   }
   RETURN_IF_ERROR(CheckNotDivided(name));
-  ASSIGN_OR_RETURN(const int i, FindReplaceable(set_, name, value));
-  RETURN_IF_ERROR(CopyElements(value, set_.tensor(i), providers_->providers()));
-  set_.Touch(i);
+  ASSIGN_OR_RETURN(const int i, FindReplaceable(*set_, name, value));
+  RETURN_IF_ERROR(CopyElements(value, set_->tensor(i), providers_->providers()));
+  set_->Touch(i);
   return {};
 }
 
 Status SessionParameters::Bind(const std::string& name, Tensor value) {
   RETURN_IF_ERROR(CheckNoStepWaits());
   RETURN_IF_ERROR(CheckNotDivided(name));
-  ASSIGN_OR_RETURN(const int i, FindReplaceable(set_, name, value));
-  const Device device = set_.tensor(i).device();
+  ASSIGN_OR_RETURN(const int i, FindReplaceable(*set_, name, value));
+  const Device device = set_->tensor(i).device();
   if (value.device() != device && !value.device().is_host()) {
     return InvalidArgument("parameter '" + name + "' is on " + value.device().ToString() +
                            ", and what updates it has kernels on " + device.ToString() + " only");
@@ -118,7 +137,7 @@ Status SessionParameters::Bind(const std::string& name, Tensor value) {
     RETURN_IF_ERROR(BringToHost(providers_->providers()));
     ++version_;
   }
-  set_.Replace(i, std::move(value));
+  set_->Replace(i, std::move(value));
   bound_ = true;
   return {};
 }
@@ -127,8 +146,8 @@ Result<Model> SessionParameters::TrainedModel(const std::vector<std::string>& ou
   Model model = model_.Clone();
   RETURN_IF_ERROR(SwitchToEvaluation(*model.graph));
   for (int i = 0; i < trained_ + statistics_; ++i) {
-    ASSIGN_OR_RETURN(Tensor copy, HostCopyOf(set_.tensor(i), providers_->providers()));
-    model.graph->SetInitializer(model.graph->FindValue(set_.name(i)), std::move(copy));
+    ASSIGN_OR_RETURN(Tensor copy, HostCopyOf(set_->tensor(i), providers_->providers()));
+    model.graph->SetInitializer(model.graph->FindValue(set_->name(i)), std::move(copy));
   }
   if (!outputs.empty()) RETURN_IF_ERROR(KeepOutputs(outputs, model));
   return model;
@@ -137,50 +156,50 @@ Result<Model> SessionParameters::TrainedModel(const std::vector<std::string>& ou
 }
 
 Status SessionParameters::MakeCopies(Graph& graph) {
-  if (set_.size() > 0 || shared_) return {};
+  if (set_->size() > 0 || shared_) return {};
   for (const auto& names : {trainable_, StatisticNames(graph)})
     RETURN_IF_ERROR(CopyInitializers(names, {&graph, model_.graph.get()}));
   return {};
 }
 
 Status SessionParameters::Share(const StepProgram& program) {
-  if (set_.size() == 0) {
+  if (set_->size() == 0) {
     shards_ = program.shards;
     trained_ = program.trained;
     statistics_ = program.statistics;
     if (!shared_) PlaceParameters(program, providers_->providers());
-    AddParameters(*program.graph, program.parameters, &set_);
+    AddParameters(*program.graph, program.parameters, set_.get());
     return {};
   }
   const int count = static_cast<int>(program.parameters.size());
-  bool fits = count <= set_.size() && (program.shards.empty() || program.shards == shards_);
-  for (int i = 0; i < count && fits; ++i) fits = program.parameters[i] == set_.name(i);
+  bool fits = count <= set_->size() && (program.shards.empty() || program.shards == shards_);
+  for (int i = 0; i < count && fits; ++i) fits = program.parameters[i] == set_->name(i);
   if (!fits) return Internal("the parameters of two programs of a session differ");
-  ShareParameters(set_, count, program.graph.get());
+  ShareParameters(*set_, count, program.graph.get());
   return {};
 }
 
 ParameterSet& SessionParameters::ForRun() {
-  if (bound_) set_.TouchAll();  // nobody tells what their owner wrote meanwhile
-  return set_;
+  if (bound_) set_->TouchAll();  // nobody tells what their owner wrote meanwhile
+  return *set_;
 }
 
 Status SessionParameters::BringToHost(const ProviderList& providers) {
-  return caesura::BringToHost(&set_, providers);
+  return caesura::BringToHost(set_.get(), providers);
 }
 
 int SessionParameters::whole() const {
   int parts = 0;
   for (const ParameterShard& shard : shards_) {
     parts += static_cast<int>(shard.states.size());
-    parts += set_.Find("accumulator." + shard.name) >= 0 ? 1 : 0;
+    parts += set_->Find("accumulator." + shard.name) >= 0 ? 1 : 0;
   }
-  return set_.size() - parts;
+  return set_->size() - parts;
 }
 
 const Tensor* SessionParameters::Find(const Checkpoint& from, int i) const {
   const auto& part = i < trained_ + statistics_ ? from.parameters : from.optimizer_state;
-  const auto found = part.find(set_.name(i));
+  const auto found = part.find(set_->name(i));
   return found == part.end() ? nullptr : &found->second;
 }
 
@@ -188,7 +207,7 @@ Status SessionParameters::Save(Checkpoint& to, bool has_sums) const {
   for (int i = 0; i < whole(); ++i) {
     if (!has_sums && IsAccumulator(i)) continue;
     auto& part = i < trained_ + statistics_ ? to.parameters : to.optimizer_state;
-    ASSIGN_OR_RETURN(part[set_.name(i)], ToHost(set_.tensor(i), providers_->providers()));
+    ASSIGN_OR_RETURN(part[set_->name(i)], ToHost(set_->tensor(i), providers_->providers()));
   }
   for (const auto& [name, own] : replaced_) {
     ASSIGN_OR_RETURN(to.parameters[name], Get(name));
@@ -200,10 +219,10 @@ std::string SessionParameters::Misfits(const Checkpoint& from, bool has_sums) co
   std::string wrong;
   for (int i = 0; i < whole(); ++i) {
     if (!has_sums && IsAccumulator(i)) continue;
-    wrong += Misfit(set_.name(i), Find(from, i), set_.tensor(i));
+    wrong += Misfit(set_->name(i), Find(from, i), set_->tensor(i));
   }
   for (const auto& [name, value] : from.parameters) {
-    if (set_.Find(name) >= 0) continue;
+    if (set_->Find(name) >= 0) continue;
     const Result<Tensor> own = Get(name);
     if (!own.ok()) continue;
     const Status fits = CheckReplaceable(name, *own, value);
@@ -217,14 +236,14 @@ Status SessionParameters::Restore(const Checkpoint& from, bool has_sums) {
   // The values of frozen parameters; where nothing is said, their own.
   std::map<std::string, Tensor> frozen = replaced_;
   for (const auto& [name, value] : from.parameters) {
-    if (set_.Find(name) < 0 && Get(name).ok()) frozen[name] = value;
+    if (set_->Find(name) < 0 && Get(name).ok()) frozen[name] = value;
   }
   const ProviderList providers = providers_->providers();
   for (int i = 0; i < whole(); ++i) {
     if (!has_sums && IsAccumulator(i)) continue;
-    RETURN_IF_ERROR(CopyElements(*Find(from, i), set_.tensor(i), providers));
+    RETURN_IF_ERROR(CopyElements(*Find(from, i), set_->tensor(i), providers));
   }
-  set_.TouchAll();
+  set_->TouchAll();
   for (const auto& [name, value] : frozen) {
     const bool own = !from.parameters.count(name);
     RETURN_IF_ERROR(Set(name, value));

@@ -2,7 +2,7 @@
 // SessionParameters: the tensors that a training session trains, and where they live.
 //
 //   Tensor weight = session->parameters().Get("fc.weight").value();
-//   RETURN_IF_ERROR(session->parameters().Set("fc.weight", pretrained));
+//   Status written = session->parameters().Set("fc.weight", pretrained);
 #ifndef CAESURA_TRAINING_SESSION_SESSION_PARAMETERS_H_
 #define CAESURA_TRAINING_SESSION_SESSION_PARAMETERS_H_
 
@@ -12,12 +12,16 @@
 #include <string>
 #include <vector>
 
-#include "core/execute/parameter_set.h"
-#include "core/runtime/provider_fallback.h"
-#include "training/files/checkpoint.h"
-#include "training/step/step_program.h"
+#include "core/graph/graph.h"
+#include "core/providers/execution_provider.h"
 
 namespace caesura {
+
+struct Checkpoint;       // training/files/checkpoint.h
+class ParameterSet;      // core/execute/parameter_set.h
+struct ParameterShard;   // training/step/parameter_shard.h
+class ProviderFallback;  // core/runtime/provider_fallback.h
+struct StepProgram;      // training/step/step_program.h
 
 // Trained parameters, running statistics, sums of gradients and optimizer state, which programs
 // share; and the model that they belong to. It owns them, but for those that were bound. Thread
@@ -28,12 +32,8 @@ class SessionParameters {
   // trained; otherwise copies, which live on a device where one of the providers updates them there
   // (parameter_placement.h).
   SessionParameters(Model model, std::vector<std::string> trainable,
-                    std::shared_ptr<const ProviderFallback> providers, bool share)
-      : model_(std::move(model)),
-        trainable_(std::move(trainable)),
-        providers_(std::move(providers)),
-        shared_(share),
-        bound_(share) {}
+                    std::shared_ptr<const ProviderFallback> providers, bool share);
+  ~SessionParameters();
 
   // Trained parameters, then running statistics, by the model's names.
   std::vector<std::string> Names() const;
@@ -60,10 +60,10 @@ class SessionParameters {
   // The parameters that a lost step, or a Restore that failed midway, has written to. Nothing: all
   // are whole.
   const std::optional<std::vector<std::string>>& lost() const { return lost_; }
-  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
-  const std::vector<ParameterShard>& shards() const { return shards_; }
 
   // --- for the programs and the files of the session ---
+  // The buckets of parameters whose state is divided among the ranks; empty: it is whole.
+  const std::vector<ParameterShard>& shards() const { return shards_; }
   // The model as it came, with the frozen values that were set; to be cloned.
   const Model& model() const { return model_; }
   // Grows when programs that were made before are out of date.
@@ -74,7 +74,7 @@ class SessionParameters {
   // Makes these the initializers of the program, whose names they are. The first program, one that
   // updates, says which there are.
   Status Share(const StepProgram& program);
-  const ParameterSet& set() const { return set_; }
+  const ParameterSet& set() const { return *set_; }
   // For a run that may write to them.
   ParameterSet& ForRun();
   // Brings all tensors that are on a device to the host. All or none.
@@ -85,7 +85,7 @@ class SessionParameters {
   // Entries of the set that are whole on each rank; those after them are parts of state.
   int whole() const;
   // True for the sum of gradients of the micro-steps so far.
-  bool IsAccumulator(int i) const { return set_.name(i).rfind("accumulator.", 0) == 0; }
+  bool IsAccumulator(int i) const;
   // While a step waits no parameter is set.
   void set_step_waits(bool waits) { step_waits_ = waits; }
   // Fails with kInvalidArgument while a step waits.
@@ -117,7 +117,7 @@ class SessionParameters {
   int version_ = 0;
   // The model's own values of the frozen parameters that were set.
   std::map<std::string, Tensor> replaced_;
-  ParameterSet set_;
+  const std::unique_ptr<ParameterSet> set_;
   int trained_ = 0, statistics_ = 0;
   std::vector<ParameterShard> shards_;
 };

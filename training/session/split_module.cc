@@ -15,7 +15,7 @@
 #include "core/gradient/yield_insertion.h"
 
 #include "training/step/parameters.h"
-#include "training/step/step_program.h"
+#include "training/step/trainable.h"
 
 namespace caesura {
 
@@ -31,6 +31,11 @@ struct ForwardRun::Program {
 };
 
 // --- a run ---
+
+ForwardRun::ForwardRun() = default;
+ForwardRun::ForwardRun(ForwardRun&&) noexcept = default;
+ForwardRun::~ForwardRun() = default;
+bool ForwardRun::pending() const { return run_ != nullptr && *run_; }
 
 ForwardRun& ForwardRun::operator=(ForwardRun&& other) noexcept {
   if (this == &other) return *this;
@@ -72,7 +77,7 @@ Result<std::vector<RuntimeValue>> ForwardRun::Backward(std::vector<RuntimeValue>
   }
   ASSIGN_OR_RETURN(std::vector<RuntimeValue> values, ByYield(std::move(output_gradients)));
   RunResult result =
-      run_.GoOn({.values = std::move(values), .observers = observers_, .keep = keep});
+      run_->GoOn({.values = std::move(values), .observers = observers_, .keep = keep});
   if (!pending()) parameters_.reset();
   RETURN_IF_ERROR(result.status);
   return std::move(result.values);
@@ -85,8 +90,8 @@ Status ForwardRun::Save(const std::string& path) const try {
   Checkpoint checkpoint;
   for (int i = 0; i < parameters_->size(); ++i)
     checkpoint.parameters[parameters_->name(i)] = parameters_->tensor(i);
-  ASSIGN_OR_RETURN(checkpoint.step, run_.Capture());
-  const ExecutionPlan& plan = run_.state().plan();
+  ASSIGN_OR_RETURN(checkpoint.step, run_->Capture());
+  const ExecutionPlan& plan = run_->state().plan();
   for (RuntimeValue output : outputs) {  // a file takes what the host can read
     if (output.is_tensor()) {
       ASSIGN_OR_RETURN(output, ToHost(output.tensor(), plan.providers()));
@@ -100,6 +105,9 @@ Status ForwardRun::Save(const std::string& path) const try {
 }
 
 // --- the module ---
+
+SplitModule::SplitModule() = default;
+SplitModule::~SplitModule() = default;
 
 Result<std::unique_ptr<SplitModule>> SplitModule::Create(Model model,
                                                          SplitModuleOptions options) try {
@@ -185,7 +193,7 @@ Result<ForwardRun> SplitModule::Forward(const NamedValues& feeds,
                                            .options = std::move(options),
                                            .at_yield = AtYield::kWaitAndRepeat});
   RETURN_IF_ERROR(result.status);
-  run.run_ = std::move(result.waiting);
+  run.run_ = std::make_unique<WaitingRun>(std::move(result.waiting));
   run.observers_ = std::move(observers);
   run.outputs = std::move(result.values);
   std::vector<std::pair<int, Tensor>> statistics;
@@ -218,9 +226,10 @@ Result<ForwardRun> SplitModule::LoadRun(const std::string& path) const try {
   }
   RunOptions options;
   options.parameters = run.parameters_.get();
-  ASSIGN_OR_RETURN(run.run_,
+  ASSIGN_OR_RETURN(WaitingRun waiting,
                    program_->graph->Restore(*checkpoint.step, std::move(options), Undo::kNever));
-  run.outputs = run.run_.state().TakeYielded();
+  run.run_ = std::make_unique<WaitingRun>(std::move(waiting));
+  run.outputs = run.run_->state().TakeYielded();
   run.outputs.resize(program_->outputs.size());
   return run;
 } catch (const std::bad_alloc&) {

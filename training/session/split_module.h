@@ -18,11 +18,18 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/runtime/program.h"
-#include "graph_transforms/shapes/cpu_fallback.h"
-#include "training/step/trainable.h"
+#include "core/custom_ops/custom_op.h"
+#include "core/graph/graph.h"
+#include "core/runtime/provider_fallback.h"
+#include "training/step/step_options.h"
 
 namespace caesura {
+
+class ExecutionObserver;   // core/execute/execution_observer.h
+class ParameterSet;        // core/execute/parameter_set.h
+class Program;             // core/runtime/program.h
+class WaitingRun;          // core/runtime/program.h
+struct CpuFallbackReport;  // graph_transforms/shapes/cpu_fallback.h
 
 // A model without anything to train may still have gradients of its inputs.
 struct SplitModuleOptions : TrainableOptions {
@@ -59,8 +66,9 @@ struct SplitModuleOptions : TrainableOptions {
 // are independent.
 class ForwardRun {
  public:
-  ForwardRun(ForwardRun&&) noexcept = default;
+  ForwardRun(ForwardRun&&) noexcept;
   ForwardRun& operator=(ForwardRun&& other) noexcept;
+  ~ForwardRun();
 
   // The model's outputs, in order: the caller's, to keep, overwrite or drop at any time.
   std::vector<RuntimeValue> outputs;
@@ -80,18 +88,18 @@ class ForwardRun {
   // began with, and `outputs`. It goes on waiting here too. Fails where the run is over.
   Status Save(const std::string& path) const;
   // True if Backward can be called.
-  bool pending() const { return static_cast<bool>(run_); }
+  bool pending() const;
 
  private:
   friend class SplitModule;
   struct Program;
-  ForwardRun() = default;
+  ForwardRun();
   Result<std::vector<RuntimeValue>> ByYield(std::vector<RuntimeValue> output_gradients) const;
 
   std::shared_ptr<Program> program_;
   std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
   std::vector<ExecutionObserver*> observers_;
-  WaitingRun run_;
+  std::unique_ptr<WaitingRun> run_;           // null or no run once it is over
 };
 
 // A model as two halves, forward and backward. It owns the parameters; callers own gradients and
@@ -103,6 +111,7 @@ class SplitModule {
  public:
   // Fails listing all nodes that have no gradient or no kernel.
   static Result<std::unique_ptr<SplitModule>> Create(Model model, SplitModuleOptions options = {});
+  ~SplitModule();
 
   // Any number of forwards may wait for their backward. Feeds are borrowed until the run is over,
   // and must stay unchanged; observers see both halves and live as long. Running statistics are
@@ -142,7 +151,7 @@ class SplitModule {
   const ProviderFallback& fallback() const { return *fallback_; }
 
  private:
-  SplitModule() = default;
+  SplitModule();
   Status Prepare(Model model, const SplitModuleOptions& options);
   std::shared_ptr<ParameterSet> Parameters() const;
   void Replace(std::vector<std::pair<int, Tensor>> values);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answers of a session to steps that fail (failure_policy.h).
+// The answers of a session to steps that fail (FailurePolicy).
 #include <algorithm>
 #include <new>
 
 #include "core/base/status_macros.h"
 #include "core/providers/tensor_copy.h"
-#include "training/session/step_runs.h"
+#include "core/runtime/feeds.h"
+#include "training/session/rank_group.h"
+#include "training/session/waiting_step.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 namespace {
@@ -114,9 +117,9 @@ RunResult StepRuns::RunInParts(const Request& request, const Status& cause) {
   auto split = Split(update_->graph(), request.feeds, parts);
   if (!split.ok()) return {.status = cause.WithPrefix(split.status().message() + "; ")};
   const ParameterSet& whole = parameters_.set();
-  for (int i = 0; i < parts_.size(); ++i) {  // their owners may have bound others
-    const int own = whole.Find(parts_.name(i));
-    if (own >= 0) parts_.Replace(i, whole.tensor(own));
+  for (int i = 0; i < parts_->size(); ++i) {  // their owners may have bound others
+    const int own = whole.Find(parts_->name(i));
+    if (own >= 0) parts_->Replace(i, whole.tensor(own));
   }
   std::vector<Tensor> statistics;
   const int first = parameters_.trained();
@@ -137,7 +140,7 @@ RunResult StepRuns::RunInParts(const Request& request, const Status& cause) {
     }
     RunRequest run = request.run;
     run.feeds = *std::move(bound);
-    run.options.parameters = &parts_;
+    run.options.parameters = parts_.get();
     run.options.seed = run.options.seed.value_or(0) + static_cast<uint64_t>(part);
     run.options.suspend = nullptr;  // a retry is not suspended
     run.options.deadline = std::nullopt;

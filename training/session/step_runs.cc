@@ -11,10 +11,19 @@
 
 #include "core/base/status_macros.h"
 #include "core/gradient/training_mode.h"
+#include "core/graph/pass.h"
+#include "core/runtime/feeds.h"
 #include "graph_transforms/pipeline.h"
+#include "training/files/checkpoint.h"
+#include "training/files/training_curves.h"
+#include "training/session/rank_group.h"
+#include "training/session/run_control.h"
+#include "training/session/waiting_step.h"
 #include "training/step/gradient_reduction.h"
 #include "training/step/parameter_placement.h"
+#include "training/step/loss.h"
 #include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 namespace {
@@ -32,10 +41,14 @@ StepRuns::StepRuns(const TrainingOptions& options, std::vector<std::string> trai
       parameters_(parameters),
       progress_(progress),
       ranks_(ranks),
-      fallback_(std::move(fallback)) {
+      fallback_(std::move(fallback)),
+      parts_(std::make_unique<ParameterSet>()),
+      cpu_fallback_(std::make_unique<CpuFallbackReport>()),
+      waiting_(std::make_unique<WaitingStep>()),
+      curves_(std::make_unique<TrainingCurves>()) {
   fallback_->BeforeSwitch([this](const ProviderList& providers) {
     RETURN_IF_ERROR(parameters_.BringToHost(providers));
-    return BringToHost(&parts_, providers);
+    return BringToHost(parts_.get(), providers);
   });
   program_feeds_ = {{kLearningRateInput, Tensor::Scalar<double>(0)},
                     {kStepInput, Tensor::Scalar<int64_t>(0)},
@@ -45,6 +58,14 @@ StepRuns::StepRuns(const TrainingOptions& options, std::vector<std::string> trai
                     {kLossScaleInput, Tensor::Scalar<float>(1)},
                     {kRankShareInput, Tensor::Scalar<double>(1)}};
 }
+
+StepRuns::~StepRuns() = default;
+
+bool StepRuns::suspended() const { return static_cast<bool>(waiting_->run); }
+const std::vector<std::string>& StepRuns::differences() const { return waiting_->differences; }
+const Graph& StepRuns::step_graph() const { return update_->graph(); }
+
+Status StepRuns::Refresh() { return made_of_ != parameters_.version() ? MakePrograms() : Status(); }
 
 Status StepRuns::MakePrograms() {
   RETURN_IF_ERROR(FillCoefficients());
@@ -129,7 +150,7 @@ Result<std::unique_ptr<Program>> StepRuns::MakeStep(const Model& model, bool is_
                    BuildStepProgram(model, trainable_, options_.step, is_update, ranks_.plan()));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   RETURN_IF_ERROR(parameters_.Share(program));
-  return Prepare(std::move(program), parameters_.set(), is_update ? &cpu_fallback_ : nullptr);
+  return Prepare(std::move(program), parameters_.set(), is_update ? cpu_fallback_.get() : nullptr);
 }
 
 Result<std::unique_ptr<Program>> StepRuns::MakeStepInParts(const Model& model, bool is_update) {
@@ -138,13 +159,13 @@ Result<std::unique_ptr<Program>> StepRuns::MakeStepInParts(const Model& model, b
   step.mean_over = MeanOver::kBatches;
   ASSIGN_OR_RETURN(StepProgram program, BuildStepProgram(model, trainable_, step, is_update));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
-  if (parts_.size() == 0) {
+  if (parts_->size() == 0) {
     ShareParameters(parameters_.set(), parameters_.set().size(), program.graph.get());
     if (!options_.share_parameters) PlaceParameters(program, fallback_->providers());
-    AddParameters(*program.graph, program.parameters, &parts_);
+    AddParameters(*program.graph, program.parameters, parts_.get());
   }
-  ShareParameters(parts_, static_cast<int>(program.parameters.size()), program.graph.get());
-  return Prepare(std::move(program), parts_, nullptr);
+  ShareParameters(*parts_, static_cast<int>(program.parameters.size()), program.graph.get());
+  return Prepare(std::move(program), *parts_, nullptr);
 }
 
 Result<std::unique_ptr<Program>> StepRuns::MakeEvaluation(const Model& model,
@@ -171,7 +192,7 @@ Result<std::unique_ptr<Program>> StepRuns::MakeEvaluation(const Model& model,
 void StepRuns::set_learning_rate(double rate) {
   progress_.base_rate = rate;
   if (!suspended()) return;
-  const ExecutionState& state = waiting_.run.state();
+  const ExecutionState& state = waiting_->run.state();
   const std::vector<Value*>& inputs = state.plan().graph().inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool is_rate = inputs[i]->name() == kLearningRateInput && state.feeds()[i].is_tensor();
@@ -214,7 +235,7 @@ Undo StepRuns::UndoOfSteps() const {
 }
 
 void StepRuns::Wait(WaitingStep waiting) {
-  waiting_ = std::move(waiting);
+  *waiting_ = std::move(waiting);
   parameters_.set_step_waits(suspended());
 }
 
@@ -245,7 +266,7 @@ Result<double> StepRuns::Step(bool is_update, const NamedValues& feeds,
   const bool skipped = result.status.ok() ? false : AnswerFailure(step, result);
   if (skipped) return std::numeric_limits<double>::quiet_NaN();
   Result<double> loss = EndRun(is_update, std::move(result));
-  if (suspended()) waiting_.seed = progress_.next_seed;
+  if (suspended()) waiting_->seed = progress_.next_seed;
   if (suspended() || loss.ok()) progress_.next_seed.reset();
   return loss;
 } catch (const std::bad_alloc&) {
@@ -254,13 +275,13 @@ Result<double> StepRuns::Step(bool is_update, const NamedValues& feeds,
 
 Result<double> StepRuns::Resume(std::vector<ExecutionObserver*> observers) try {
   if (!suspended()) return InvalidArgument("no step waits");
-  WaitingStep waiting = std::move(waiting_);
+  WaitingStep waiting = std::move(*waiting_);
   Wait({});
   waiting.run.state().set_deadline(control_.deadline());
   Result<double> loss =
       EndRun(waiting.is_update, waiting.run.GoOn({.observers = std::move(observers),
                                                   .suspend_at = control_.TakeSuspendAt()}));
-  if (suspended()) waiting_.seed = waiting.seed;
+  if (suspended()) waiting_->seed = waiting.seed;
   else if (!loss.ok() && !progress_.next_seed) progress_.next_seed = waiting.seed;
   return loss;
 } catch (const std::bad_alloc&) {
@@ -269,7 +290,7 @@ Result<double> StepRuns::Resume(std::vector<ExecutionObserver*> observers) try {
 
 Status StepRuns::Drop() {
   if (!suspended()) return InvalidArgument("no step waits");
-  WaitingStep waiting = std::move(waiting_);
+  WaitingStep waiting = std::move(*waiting_);
   Wait({});
   if (!progress_.next_seed) progress_.next_seed = waiting.seed;
   ParameterEffect effect = waiting.run.GiveUp();
@@ -308,7 +329,7 @@ Result<double> StepRuns::EndRun(bool is_update, RunResult result) {
   }
   const double rate = AppliedRate();
   RETURN_IF_ERROR(progress_.EndMicroStep(is_update, loss, skipped));
-  if (is_update && !skipped) curves_.Add(progress_.updates, progress_.update_loss, rate);
+  if (is_update && !skipped) curves_->Add(progress_.updates, progress_.update_loss, rate);
   const auto first_gradient =
       result.values.begin() + static_cast<int64_t>(options_.step.keep_outputs.size());
   kept_outputs_.assign(std::make_move_iterator(result.values.begin()),
@@ -356,8 +377,8 @@ Result<SharedPlan> StepRuns::Plan(const NamedValues& feeds) try {
 
 Status StepRuns::Save(Checkpoint& to) const {
   if (!suspended()) return {};
-  to.properties[kWaitingUpdates] = int64_t{waiting_.is_update};
-  ASSIGN_OR_RETURN(to.step, waiting_.run.Capture());
+  to.properties[kWaitingUpdates] = int64_t{waiting_->is_update};
+  ASSIGN_OR_RETURN(to.step, waiting_->run.Capture());
   return {};
 }
 
@@ -375,7 +396,7 @@ Result<WaitingStep> StepRuns::TakeUp(const Checkpoint& from) {
 
 void StepRuns::GoOn(WaitingStep waiting) {
   Wait(std::move(waiting));
-  curves_.Clear();  // they are of another run
+  curves_->Clear();  // they are of another run
 }
 
 }  // namespace caesura

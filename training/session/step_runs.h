@@ -3,38 +3,41 @@
 #ifndef CAESURA_TRAINING_SESSION_STEP_RUNS_H_
 #define CAESURA_TRAINING_SESSION_STEP_RUNS_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/runtime/program.h"
-#include "graph_transforms/shapes/cpu_fallback.h"
-#include "training/files/checkpoint.h"
-#include "training/files/training_curves.h"
-#include "training/session/failure_policy.h"
-#include "training/session/rank_group.h"
-#include "training/session/run_control.h"
-#include "training/session/session_parameters.h"
+#include "core/graph/graph.h"
 #include "training/session/training_options.h"
-#include "training/session/training_progress.h"
 
 namespace caesura {
+
+class ExecutionObserver;    // core/execute/execution_observer.h
+class ExecutionPlan;        // core/plan/execution_plan.h
+class OpBinding;            // core/custom_ops/op_binding.h
+class ParameterSet;         // core/execute/parameter_set.h
+class Program;              // core/runtime/program.h
+class ProviderFallback;     // core/runtime/provider_fallback.h
+class RankGroup;            // rank_group.h
+class RunControl;           // run_control.h
+class SessionParameters;    // session_parameters.h
+class TrainingCurves;       // training/files/training_curves.h
+enum class Undo : uint8_t;  // core/runtime/program.h
+struct Checkpoint;          // training/files/checkpoint.h
+struct CpuFallbackReport;   // graph_transforms/shapes/cpu_fallback.h
+struct RunOptions;          // core/execute/run_options.h
+struct RunResult;           // core/runtime/program.h
+struct StepProgram;         // training/step/step_program.h
+struct TrainingProgress;    // training_progress.h
+struct WaitingStep;         // waiting_step.h
 
 // The result of an evaluation.
 struct Evaluation {
   double loss = 0;
   std::vector<RuntimeValue> outputs;  // the model's, in its order
-};
-
-// A step that waits in its middle.
-struct WaitingStep {
-  WaitingRun run = {};  // none: no step waits
-  bool is_update = false;
-  std::vector<std::string> differences = {};
-  std::optional<uint64_t> seed =
-      std::nullopt;  // TrainingProgress::next_seed, if it was begun by it
 };
 
 // Runs programs on the session's parameters. A step that fails has changed nothing, or says that it
@@ -45,6 +48,7 @@ class StepRuns {
   StepRuns(const TrainingOptions& options, std::vector<std::string> trainable, RunControl& control,
            SessionParameters& parameters, TrainingProgress& progress, RankGroup& ranks,
            std::shared_ptr<ProviderFallback> fallback);
+  ~StepRuns();
 
   // Makes the programs from the parameters' model, for the ranks there are: at first, and after
   // RankGroup::Replace. Fails listing all nodes that have no gradient or no kernel.
@@ -56,16 +60,16 @@ class StepRuns {
   Result<Evaluation> Evaluate(const NamedValues& feeds);
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
   // The plan of a step that updates on such feeds, made but not run.
-  Result<SharedPlan> Plan(const NamedValues& feeds);
+  Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
 
   // --- a step that waits ---
   // No other one begins and no parameter is set before Resume or Drop.
-  bool suspended() const { return static_cast<bool>(waiting_.run); }
+  bool suspended() const;
   Result<double> Resume(std::vector<ExecutionObserver*> observers);
   Status Drop();
   // The ways in which the step that waits may round otherwise than in the session that began it;
   // empty: not.
-  const std::vector<std::string>& differences() const { return waiting_.differences; }
+  const std::vector<std::string>& differences() const;
   // Adds the step that waits, if one does, to a checkpoint.
   Status Save(Checkpoint& to) const;
   // The checkpoint's step on this session's programs; none, if it has none.
@@ -91,22 +95,17 @@ class StepRuns {
   const FailureCounts& failures() const { return failures_; }
   // Losses and learning rates of the updates since the session was made or restored. Of an update
   // with several micro-steps the mean of their losses.
-  const TrainingCurves& curves() const { return curves_; }
+  const TrainingCurves& curves() const { return *curves_; }
   // The program of an updating step, for reports.
-  const Graph& step_graph() const { return update_->graph(); }
+  const Graph& step_graph() const;
   // The parts of it that went to the host for the sake of shapes, if there is a device
   // (CAESURA_AGGRESSIVE_CPU_FALLBACK).
-  const CpuFallbackReport& cpu_fallback() const { return cpu_fallback_; }
+  const CpuFallbackReport& cpu_fallback() const { return *cpu_fallback_; }
 
  private:
-  // One step: what a retry needs.
-  struct Request {
-    bool is_update;
-    const NamedValues& feeds;
-    RunRequest run;
-  };
+  struct Request;
   // After parameters().Set of a frozen value, or Bind of one that was on a device.
-  Status Refresh() { return made_of_ != parameters_.version() ? MakePrograms() : Status(); }
+  Status Refresh();
   // A program as the session runs it, with its parameters in `set`.
   Result<std::unique_ptr<Program>> Prepare(StepProgram program, const ParameterSet& set,
                                            CpuFallbackReport* report) const;
@@ -127,7 +126,7 @@ class StepRuns {
   // Settles the session when a run of a step is over, or waits.
   Result<double> EndRun(bool is_update, RunResult result);
 
-  // --- step_failures.cc: the answers to steps that fail (failure_policy.h) ---
+  // --- step_failures.cc: the answers to steps that fail (FailurePolicy) ---
   std::string DescribeLoss() const;
   std::string WayBack() const;
   // Gives a step that has failed another result, where it is done again. True: it is skipped.
@@ -146,13 +145,14 @@ class StepRuns {
   int made_of_ = -1;  // the version of the parameters that the programs were made of
   std::unique_ptr<Program> update_, accumulate_, evaluate_, predict_;
   std::unique_ptr<Program> parts_update_, parts_accumulate_;  // of kRetryInParts, or null
-  ParameterSet parts_;              // of these: the session's parameters, and sums of gradients
-  CpuFallbackReport cpu_fallback_;  // of update_
-  NamedValues program_feeds_;       // scalars whose values each step sets
-  WaitingStep waiting_;
+  // The parameter set of these: the session's parameters, and sums of gradients.
+  const std::unique_ptr<ParameterSet> parts_;
+  const std::unique_ptr<CpuFallbackReport> cpu_fallback_;  // of update_
+  NamedValues program_feeds_;                              // scalars whose values each step sets
+  const std::unique_ptr<WaitingStep> waiting_;
   std::vector<RuntimeValue> kept_outputs_, gradients_;
   FailureCounts failures_;
-  TrainingCurves curves_;
+  const std::unique_ptr<TrainingCurves> curves_;
 };
 
 }  // namespace caesura

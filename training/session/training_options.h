@@ -4,20 +4,60 @@
 #define CAESURA_TRAINING_SESSION_TRAINING_OPTIONS_H_
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <variant>
 #include <vector>
 
+#include "core/base/status.h"
 #include "core/custom_ops/custom_op.h"
-#include "core/distributed/communicator.h"
 #include "core/providers/execution_provider.h"
-#include "training/optimizer/lr_schedule.h"
-#include "training/session/failure_policy.h"
-#include "training/step/step_program.h"
+#include "training/optimizer/optimizer.h"
+#include "training/step/step_options.h"
 
 namespace caesura {
+
+class Communicator;  // core/distributed/communicator.h
+
+// The answer of a session to one step that fails.
+enum class OnFailure : uint8_t {
+  kStop,   // Step returns the error
+  kSkip,   // the batch is left out: Step returns NaN
+  kRetry,  // the step is done again, with the same random numbers
+  // Likewise, on the session's default providers, where it stays (provider_fallback.h). A failure
+  // of a provider has this answer without a policy.
+  kRetryOnDefaults,
+  // Likewise, as micro-steps on parts of the batch, whose mean gradient makes the update: with a
+  // loss that is a mean over the batch the same gradient up to the rounding of its sum. Batch
+  // statistics and random numbers are those of the parts.
+  kRetryInParts,
+};
+
+// Whatever the answer, a step that has failed leaves everything as it was, and a step that has left
+// parameters inconsistent stops. Steps that were cancelled or suspended, and feeds that do not fit
+// the model, have not failed.
+struct FailurePolicy {
+  OnFailure action = OnFailure::kStop;
+  int retries = 1;  // of one step; after the last one it stops
+  // kRetryInParts: how many; inputs whose first dimension is no constant are split along it into
+  // equal parts. The session holds a sum of gradients for each parameter from its creation on.
+  int parts = 2;
+
+  Status Check() const;
+};
+
+// The failures of a session's steps since it was made.
+struct FailureCounts {
+  int64_t failed = 0;   // runs that failed, retries among them
+  int64_t skipped = 0;  // batches left out
+  int64_t retried = 0;  // retries
+  int64_t saved = 0;    // steps that a retry has done
+  std::string last;     // the last failure as text
+};
 
 // The options of a session that trains with others. As they are made: by itself.
 struct RankOptions {
@@ -48,6 +88,14 @@ struct RankOptions {
   int logical_shards = 0;
 };
 
+// Bytes that a rank keeps between its steps, and the most that it needs for the gradients of one.
+struct RankMemory {
+  size_t parameters = 0;  // and running statistics
+  size_t gradients = 0;   // with the buckets under way, and accumulated ones
+  size_t optimizer_state = 0;
+  size_t total() const { return parameters + gradients + optimizer_state; }
+};
+
 // The options of a TrainingSession: the step, its schedule, its providers and the answers to
 // failures. Create copies them; a change afterwards has no effect.
 struct TrainingOptions {
@@ -63,8 +111,9 @@ struct TrainingOptions {
   bool undo = false;
   int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops
-  // Bytes that a step's arena may take (StepPlan tells what it takes); 0: no limit. What does not
-  // fit is computed again in the backward; a step whose least is above the budget fails, saying so.
+  // Bytes that a step's arena may take (TrainingSession::StepBytes tells what it takes); 0: no
+  // limit. What does not fit is computed again in the backward; a step whose least is above the
+  // budget fails, saying so.
   size_t memory_budget = 0;
   // The model's initializers are trained where they are: steps write to them, and their owner may
   // write to them between calls. Without it the session trains copies.
@@ -78,6 +127,18 @@ struct TrainingOptions {
   CustomOps custom_ops;
   RankOptions ranks;  // by itself, if nothing is said
 };
+
+// The value of an option by name. Which of these it is, is the option's type.
+using OptionValue = std::variant<bool, int64_t, double, std::string, std::vector<std::string>>;
+
+// Sets an option by its name in Python: SetOption("clip_norm", 1.0, &options). kNotFound for a name
+// that is none; kInvalidArgument for a value of another type, naming both types, and for one that
+// is out of range or that no choice is named by.
+Status SetOption(const std::string& name, const OptionValue& value, TrainingOptions* options);
+// Fails as the first conflict that these options have says, with a sentence that names both options
+// as `spell` spells them; null: by their names.
+Status CheckConflicts(const TrainingOptions& options, bool among_ranks,
+                      const std::function<std::string(const std::string&)>& spell = nullptr);
 
 }  // namespace caesura
 

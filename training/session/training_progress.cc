@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "training/files/checkpoint.h"
 
 namespace caesura {
 namespace {

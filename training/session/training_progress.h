@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 
-#include "training/files/checkpoint.h"
-#include "training/optimizer/grad_scaler.h"
-#include "training/optimizer/lr_schedule.h"
+#include "training/optimizer/optimizer.h"
 
 namespace caesura {
+
+struct Checkpoint;  // training/files/checkpoint.h
 
 // The counters, rates and sums of losses of a run. A checkpoint keeps them; its reader may set
 // them. Thread safety: as an int.

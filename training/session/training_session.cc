@@ -6,9 +6,13 @@
 
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
+#include "core/custom_ops/op_binding.h"
 #include "core/onnx/model_writer.h"
+#include "core/runtime/provider_fallback.h"
+#include "training/session/rank_group.h"
 #include "training/session/session_files.h"
 #include "training/step/parameters.h"
+#include "training/step/trainable.h"
 
 namespace caesura {
 namespace {
@@ -44,6 +48,10 @@ TrainingProgress ProgressOf(const TrainingOptions& options, const RankPlan& plan
 }
 
 }  // namespace
+
+TrainingSession::TrainingSession(TrainingOptions options) : options_(std::move(options)) {}
+
+TrainingSession::~TrainingSession() = default;
 
 Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
                                                                  TrainingOptions options) try {
@@ -94,13 +102,18 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
       std::to_string(given) + "; with 0 the caller decides");
 }
 
-Status TrainingSession::Save(const std::string& path,
-                             std::map<std::string, Checkpoint::Property> properties) const {
+Result<size_t> TrainingSession::StepBytes(const NamedValues& feeds) {
+  ASSIGN_OR_RETURN(const auto plan, StepPlan(feeds));
+  return plan->arena_bytes();
+}
+
+RankMemory TrainingSession::Memory() const { return ranks_->Memory(); }
+
+Status TrainingSession::Save(const std::string& path, CheckpointProperties properties) const {
   return SaveSession({*parameters_, *progress_, *ranks_, *runs_}, path, std::move(properties));
 }
 
-Result<std::map<std::string, Checkpoint::Property>> TrainingSession::Restore(
-    const std::string& path) {
+Result<CheckpointProperties> TrainingSession::Restore(const std::string& path) {
   return RestoreSession({*parameters_, *progress_, *ranks_, *runs_}, path);
 }
 

@@ -17,17 +17,16 @@
 //   session->progress().updates;                 // training_progress.h: counters, learning rate
 //   session->runs().set_learning_rate(1e-4);     // step_runs.h: what steps go by and leave
 //   session->control().set_suspend(true);        // run_control.h: from any thread
-//   session->ranks().Memory();                   // rank_group.h: the other ranks
 #ifndef CAESURA_TRAINING_SESSION_TRAINING_SESSION_H_
 #define CAESURA_TRAINING_SESSION_TRAINING_SESSION_H_
 
 #include <map>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "training/files/checkpoint.h"
-#include "training/session/rank_group.h"
+#include "core/runtime/provider_fallback.h"
 #include "training/session/run_control.h"
 #include "training/session/session_parameters.h"
 #include "training/session/step_runs.h"
@@ -35,6 +34,11 @@
 #include "training/session/training_progress.h"
 
 namespace caesura {
+
+class RankGroup;  // rank_group.h
+
+// Properties that a caller keeps in a checkpoint (a sampler's position), by name.
+using CheckpointProperties = std::map<std::string, std::variant<int64_t, double, std::string>>;
 
 // Trains one model, whose parameters and optimizer state it owns.
 //
@@ -45,13 +49,14 @@ class TrainingSession {
   // Trains `model`, whose initializers become the session's parameters. Fails listing all nodes
   // that have no gradient or no kernel.
   static Result<std::unique_ptr<TrainingSession>> Create(Model model, TrainingOptions options = {});
+  ~TrainingSession();
 
   // One (micro-)step: forward in training mode, loss, backward; and, after every accumulation_steps
   // of them, one update. Returns the loss before the update.
   //
   // A step that fails has changed nothing: parameters, optimizer state, statistics, random numbers.
-  // CommitMode::kLate writes last; what it writes while a step may still fail is undone then
-  // (undo_log.h). CommitMode::kEagerConsume needs TrainingOptions::undo for that. Without it the
+  // CommitMode::kLate writes last; what it writes while a step may still fail is undone
+  // then. CommitMode::kEagerConsume needs TrainingOptions::undo for that. Without it the
   // error says that the step is lost and which parameters it has written, and further steps fail
   // until a Restore. Where a provider other than the CPU's has failed the step is done again on the
   // default providers; TrainingOptions::failures has answers to other failures.
@@ -90,23 +95,30 @@ class TrainingSession {
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds) {
     return runs_->Predict(feeds);
   }
-  // The plan of a step on such feeds, made but not run: its arena_bytes() is the peak memory of a
-  // step.
-  Result<SharedPlan> StepPlan(const NamedValues& feeds) { return runs_->Plan(feeds); }
+  // The peak of the bytes that a step on such feeds takes beside parameters and feeds, before it
+  // runs.
+  Result<size_t> StepBytes(const NamedValues& feeds);
+  // The plan of a step on such feeds, made but not run: for reports, by headers that are not
+  // installed.
+  Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds) {
+    return runs_->Plan(feeds);
+  }
+  // The memory that this rank keeps; it is known before the first step. Activations are not among
+  // it.
+  RankMemory Memory() const;
 
   // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
-  // random counters, and the step that waits; see training/files/checkpoint.h for what a crash
-  // leaves behind. `properties` are the caller's own (a sampler's position). Where state is sharded
-  // all ranks call it, rank 0 gets all parts and writes the file, and all learn whether it is
-  // there. Such a checkpoint is that of an unsharded session: any number of ranks restores it.
-  Status Save(const std::string& path,
-              std::map<std::string, Checkpoint::Property> properties = {}) const;
+  // random counters, and the step that waits. After a crash at any moment the file is the one saved
+  // before or the new one, whole. Where state is sharded all ranks call it, rank 0 gets all parts
+  // and writes the file, and all learn whether it is there. Such a checkpoint is that of an
+  // unsharded session: any number of ranks restores it.
+  Status Save(const std::string& path, CheckpointProperties properties = {}) const;
   // Fails, with the session as it was, when the checkpoint does not fit; lists everything that does
   // not. Where memory or a device fails while parameters are written, all of them count as
   // inconsistent: no step begins before a Restore that succeeds. Returns the caller's properties.
   // Frozen parameters take what the checkpoint has for them, and the model's own values where it
   // has none.
-  Result<std::map<std::string, Checkpoint::Property>> Restore(const std::string& path);
+  Result<CheckpointProperties> Restore(const std::string& path);
   // Writes SessionParameters::TrainedModel to a file.
   Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
 
@@ -129,13 +141,14 @@ class TrainingSession {
   const StepRuns& runs() const { return *runs_; }
   RunControl& control() { return *control_; }
   const RunControl& control() const { return *control_; }
+  // The other ranks: for the library's own sources, as its header is not installed.
   const RankGroup& ranks() const { return *ranks_; }
   // The providers, and what became of one that has failed.
   ProviderFallback& fallback() { return *fallback_; }
   const ProviderFallback& fallback() const { return *fallback_; }
 
  private:
-  explicit TrainingSession(TrainingOptions options) : options_(std::move(options)) {}
+  explicit TrainingSession(TrainingOptions options);
   Status Prepare(Model model);
 
   const TrainingOptions options_;

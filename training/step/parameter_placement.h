@@ -10,6 +10,7 @@
 
 #include "core/execute/parameter_set.h"
 #include "core/providers/execution_provider.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 

@@ -8,6 +8,7 @@
 #include "core/gradient/gradient_builder.h"
 #include "core/gradient/training_mode.h"
 
+#include "training/step/loss.h"
 #include "training/step/update_writer.h"
 
 namespace caesura {

@@ -14,6 +14,7 @@
 #include "core/gradient/gradient_rules.h"
 #include "core/gradient/training_mode.h"
 #include "training/optimizer/optimizer.h"
+#include "training/step/loss.h"
 
 namespace caesura {
 namespace {

@@ -7,23 +7,9 @@
 #include <vector>
 
 #include "core/graph/graph.h"
-#include "training/step/loss.h"
+#include "training/step/step_options.h"
 
 namespace caesura {
-
-// Selects the values of a model that are trained.
-struct TrainableOptions {
-  // Names of initializers to train ('*' matches anything). Empty: every floating initializer of
-  // rank >= 1 that a gradient reaches as a weight (scales of quantization and of Resize are none),
-  // that is no running statistic and that the model does not mark as a buffer (MarkedBuffers,
-  // core/onnx/model_reader.h).
-  std::vector<std::string> trainable = {};
-  std::vector<std::string> frozen = {};  // taken out of the above
-  // Floating Constant nodes of rank >= 1 that gradients reach become initializers, named as the
-  // nodes' outputs, and are trained like the others: exporters write weights there, too, and tables
-  // that `frozen` may name.
-  bool train_constants = false;
-};
 
 // The names that the options select, in the model's order. Gradients begin at `loss`, or where it
 // is null at the model's outputs; without a loss there may be no name. Fails listing all names that

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 

@@ -11,7 +11,6 @@
 #include "core/base/log.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 

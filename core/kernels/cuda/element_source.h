@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 #include "core/tensor/dtype.h"
 
 namespace caesura {

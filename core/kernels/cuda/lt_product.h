@@ -12,7 +12,6 @@
 
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/gemm/gemm_spec.h"
 
 namespace caesura {

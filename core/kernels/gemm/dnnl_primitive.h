@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/tensor/dtype.h"
 
 namespace caesura {

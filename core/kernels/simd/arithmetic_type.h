@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/tensor/small_float.h"
+#include "core/tensor/dtype.h"
 
 namespace caesura {
 

@@ -13,7 +13,7 @@
 
 #include "core/kernels/simd/arithmetic_type.h"
 #include "core/kernels/simd/small_types.h"
-#include "core/tensor/small_float.h"
+#include "core/tensor/dtype.h"
 
 namespace caesura {
 

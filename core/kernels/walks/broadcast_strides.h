@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/tensor/shape.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

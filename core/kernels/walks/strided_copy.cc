@@ -6,7 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/walks/odometer.h"
 
 namespace caesura {

@@ -10,7 +10,6 @@
 
 #include "core/kernels/walks/axis_taps.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 

@@ -4,7 +4,6 @@
 #define CAESURA_CORE_KERNELS_WINDOWS_PLANE_SUMS_H_
 
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 

@@ -3,7 +3,7 @@
 #ifndef CAESURA_CORE_ONNX_INFERENCE_SHAPE_REFINEMENT_H_
 #define CAESURA_CORE_ONNX_INFERENCE_SHAPE_REFINEMENT_H_
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 #include "core/onnx/onnx_proto.h"
 
 namespace caesura {

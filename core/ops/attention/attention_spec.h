@@ -11,7 +11,6 @@
 
 #include "core/base/status.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/gemm/gemm_spec.h"
 
 namespace caesura {

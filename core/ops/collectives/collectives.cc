@@ -9,7 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/run_collectives.h"
 #include "core/kernels/kernel_registry.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

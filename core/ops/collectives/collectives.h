@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

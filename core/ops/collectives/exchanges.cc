@@ -6,7 +6,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/distributed/run_collectives.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/collectives/collectives.h"
 

@@ -9,10 +9,10 @@
 #include "core/base/status_macros.h"
 #include "core/distributed/bucket_layout.h"
 #include "core/distributed/run_collectives.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/collectives/collectives.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/graph/graph.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/control_flow/scan_output.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

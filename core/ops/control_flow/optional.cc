@@ -3,7 +3,7 @@
 // one is an empty RuntimeValue; since opset 18 plain tensors and sequences are accepted as full
 // optionals.
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "core/graph/node.h"
-#include "core/kernels/kernel_context.h"
+#include "core/graph/graph.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 

@@ -2,7 +2,7 @@
 // Sequences (ONNX). A sequence is immutable and its elements are shared, so an element is copied
 // once: when a tensor enters. SequenceMap is a function of these and is expanded on load.
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

@@ -4,7 +4,7 @@
 #include "core/kernels/adapters/through_float.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/conv/conv_engine.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

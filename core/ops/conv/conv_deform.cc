@@ -5,7 +5,7 @@
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/conv/deform_window.h"
 #include "core/kernels/gemm/gemm.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

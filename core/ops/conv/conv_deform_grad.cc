@@ -12,7 +12,7 @@
 #include "core/kernels/gemm/gemm.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/channel_norm.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/windows/conv_geometry.h"
 
 namespace caesura {

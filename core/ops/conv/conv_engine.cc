@@ -8,7 +8,7 @@
 #include "core/kernels/windows/im2col.h"
 #include "core/kernels/gemm/dnnl_ops.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/capped_product.h"
 
 namespace caesura {

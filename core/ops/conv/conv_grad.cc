@@ -8,7 +8,7 @@
 #include "core/ops/conv/conv_engine.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/channel_norm.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/ops/conv/conv_engine.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/range_quantizer.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

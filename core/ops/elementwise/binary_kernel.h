@@ -16,7 +16,6 @@
 #include "core/kernels/simd/best_isa.h"
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

@@ -10,7 +10,6 @@
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/simd/small_types.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/ops/elementwise/cast_all.h"
 
 namespace caesura {

@@ -4,7 +4,7 @@
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/strided_walk.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/broadcast_strides.h"
 

@@ -15,7 +15,6 @@
 
 #include "core/graph/graph.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

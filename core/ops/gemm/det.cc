@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/kernels/adapters/through_float.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

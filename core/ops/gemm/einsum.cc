@@ -9,7 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/adapters/through_float.h"
 #include "core/kernels/gemm/gemm.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/gemm/einsum_equation.h"
 

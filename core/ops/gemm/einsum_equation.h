@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/tensor/shape.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 

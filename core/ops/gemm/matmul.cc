@@ -12,7 +12,7 @@
 #include "core/kernels/gemm/gemm.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/convert.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/gemm/matmul_shape.h"
 
 namespace caesura {

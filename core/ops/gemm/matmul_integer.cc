@@ -10,7 +10,7 @@
 #include "core/kernels/range_quantizer.h"
 #include "core/kernels/gemm/gemm.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/gemm/matmul_shape.h"
 
 namespace caesura {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/factory_checks.h"
 

@@ -5,7 +5,7 @@
 #include "core/kernels/walks/tap_chain.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/mapped_copy.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

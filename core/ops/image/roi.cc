@@ -4,7 +4,7 @@
 #include "core/ops/image/roi_bins.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

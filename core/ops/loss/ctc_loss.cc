@@ -11,7 +11,7 @@
 #include "core/kernels/adapters/through_float.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

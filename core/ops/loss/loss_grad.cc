@@ -11,7 +11,7 @@
 #include "core/kernels/simd/float_math.h"
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/simd/row_math.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/loss/loss_spec.h"
 
 namespace caesura {

@@ -11,7 +11,6 @@
 #include "core/base/status.h"
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/ops/infer_types.h"
 
 namespace caesura {

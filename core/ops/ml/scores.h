@@ -8,7 +8,6 @@
 
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 
 namespace caesura {
 

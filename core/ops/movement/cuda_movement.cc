@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that only move elements (core/kernels/walks/moves.h), by one kernel: a strided copy.
 #include "core/kernels/cuda/strided_copy.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/moves.h"
 #include "core/ops/movement/shape_of.h"

@@ -3,7 +3,7 @@
 // then the box is copied into it. Pad in its other modes finds the source of each element.
 #include "core/cuda/cuda_source.h"
 #include "core/kernels/cuda/strided_copy.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 #include "core/ops/movement/pad_spec.h"
 #include "core/kernels/kernel_registry.h"

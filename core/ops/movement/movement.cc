@@ -8,7 +8,7 @@
 #include "core/kernels/walks/strided_copy.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

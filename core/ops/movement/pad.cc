@@ -5,7 +5,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/movement/pad_maps.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/movement/pad_spec.h"
 
 namespace caesura {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

@@ -3,7 +3,7 @@
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/strided_copy.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/movement/shape_of.h"
 
 namespace caesura {

@@ -6,7 +6,7 @@
 #include "core/kernels/walks/channel_norm.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/best_isa.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

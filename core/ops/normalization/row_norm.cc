@@ -9,7 +9,7 @@
 #include "core/kernels/simd/best_isa.h"
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/simd/row_math.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/kernels/simd/best_isa.h"
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/simd/row_math.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

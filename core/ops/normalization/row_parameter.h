@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/factory_checks.h"
 
 namespace caesura {

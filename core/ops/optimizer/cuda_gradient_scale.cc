@@ -7,7 +7,7 @@
 #include "core/cuda/cuda_source.h"
 #include "core/kernels/cuda/element_source.h"
 #include "core/kernels/cuda/tensor_table.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/optimizer/update_spec.h"
 

@@ -8,7 +8,7 @@
 #include "core/ops/cuda_kernels.h"
 #include "core/ops/optimizer/cuda_update_source.h"
 #include "core/kernels/cuda/tensor_table.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/optimizer/update_spec.h"
 
 namespace caesura {

@@ -8,7 +8,7 @@
 
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/ops/optimizer/parameter_blocks.h"
 #include "core/ops/optimizer/update_group.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/kernels/simd/parallel.h"
-#include "core/tensor/small_float.h"
+#include "core/tensor/dtype.h"
 
 namespace caesura {
 

@@ -13,7 +13,6 @@
 
 #include "core/kernels/simd/best_isa.h"
 #include "core/kernels/kernel.h"
-#include "core/kernels/kernel_context.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/optimizer/update_rules.h"
 #include "core/ops/optimizer/update_spec.h"

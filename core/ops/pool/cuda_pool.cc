@@ -5,7 +5,7 @@
 #include "core/cuda/cuda_source.h"
 #include "core/kernels/cuda/cuda_kernel.h"
 #include "core/kernels/cuda/element_source.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/windows/pool_geometry.h"
 

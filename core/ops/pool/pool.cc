@@ -6,7 +6,7 @@
 #include "core/kernels/adapters/through_float.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/ops/pool/pool_window.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

@@ -14,7 +14,7 @@
 #include <array>
 #include <cstdint>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 

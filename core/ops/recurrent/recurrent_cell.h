@@ -18,7 +18,7 @@
 #include "core/ops/recurrent/recurrent_spec.h"
 #include "core/kernels/simd/best_isa.h"
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 

@@ -5,7 +5,7 @@
 #include "core/ops/reduction/reduction_engine.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/convert.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 namespace {

@@ -22,7 +22,7 @@
 #include <algorithm>
 
 #include "core/kernels/simd/parallel.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/walks/odometer.h"
 #include "core/ops/reduction/reduction_plan.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 
 namespace caesura {

@@ -8,7 +8,7 @@
 #include "core/base/utf8.h"
 #include "core/ops/text/regex.h"
 #include "core/ops/text/unicode.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/odometer.h"
 

@@ -2,7 +2,7 @@
 // Values that are read on another device than the one they are made on: each is copied there once,
 // before its first reader.
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "core/plan/phases/plan_phases.h"
 
 namespace caesura {

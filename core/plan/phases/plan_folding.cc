@@ -4,7 +4,8 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/phases/plan_phases.h"
 
 namespace caesura {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/phases/plan_phases.h"
 
 namespace caesura {

@@ -4,6 +4,7 @@
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
 #include "core/graph/op_def.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/function_expansion.h"
 #include "core/plan/node_error.h"
 #include "core/plan/phases/plan_phases.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/kernels/kernel_creation.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/plan/phases/plan_phases.h"
 
 namespace caesura {

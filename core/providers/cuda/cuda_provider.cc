@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/kernels/kernel_registry.h"
 #include "core/ops/cuda_kernels.h"
 #include "core/providers/cuda/cuda_provider.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA provider: one NVIDIA GPU, one stream, kernels that NVRTC compiles for the very chip.
+// The CUDA provider: one NVIDIA GPU, one stream, kernels that NVRTC compiles for the very chip. And
+// NCCL, by which ranks exchange the memory of their GPUs.
 //
 // The driver, NVRTC and cuBLASLt are opened at run time: the same library runs on machines without
 // a GPU, where MakeCudaProvider fails with a sentence that says what is missing.
@@ -17,6 +18,8 @@
 #include "core/providers/execution_provider.h"
 
 namespace caesura {
+
+class Communicator;  // core/distributed/communicator.h
 
 inline constexpr char kCudaProviderName[] = "CUDAExecutionProvider";
 
@@ -45,6 +48,21 @@ Result<int> CudaDeviceCount(const CudaLibraryNames& names = {});
 //
 // Thread safety: from any thread.
 Status OrderStreams(const ExecutionProvider& provider, void* before, void* after);
+
+// Ranks with a GPU each, which exchange its memory through NCCL, without LibTorch. NCCL's library
+// is opened at run time. The ranks are those of `control`, which carries NCCL's identity, Gather
+// and news of an Abort. All ranks call this together. `options` say which GPU is this rank's, and
+// where the libraries are; a stream in them is not used: collectives run on a stream of their own.
+//
+// Tensors are in the memory of that GPU. Gather waits for all collectives before it, so that a
+// failure of one is known then at the latest. Sends and receives begin together at the next Wait,
+// Gather or other collective: the order in which two ranks start theirs does not matter.
+// int16, uint16, complex numbers and booleans can be moved, but not reduced (kUnsupported).
+//
+// Fails on all ranks: with kUnsupported where a library or the GPU is missing, on this rank or on
+// another; with kInvalidArgument where two ranks have the same GPU.
+Result<std::unique_ptr<Communicator>> NcclCommunicator(std::unique_ptr<Communicator> control,
+                                                       const CudaOptions& options);
 
 }  // namespace caesura
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/providers/cuda/nccl_communicator.h"
+#include "core/providers/cuda/cuda_provider.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // In place of the CUDA provider and of NCCL's ranks where the build found no headers of CUDA's.
-#include "core/providers/cuda/nccl_communicator.h"
+#include "core/distributed/communicator.h"
 #include "core/providers/cuda/cuda_provider.h"
 
 namespace caesura {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/base/status_macros.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/session/session.h"
 #include "tests/tensors.h"
 

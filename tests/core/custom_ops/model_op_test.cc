@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "core/custom_ops/model_types.h"
-#include "core/onnx/graph_text.h"
 #include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
 #include "core/plugin/plugin_library.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options as strings, and which of several places counts. Ops that read them are in
 // custom_op_test.cc.
-#include "core/custom_ops/op_options.h"
+#include "core/custom_ops/custom_op.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "core/custom_ops/model_op.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
 #include "core/session/session.h"
 

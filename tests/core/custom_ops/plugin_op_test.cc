@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/execute/partial_executor.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/session/session.h"
 #include "tests/tensors.h"
 #include "tests/test_paths.h"

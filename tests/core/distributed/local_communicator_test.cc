@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 // One rank of the communicators' suite under mpirun.
 #include <cstdio>
 
-#include "core/distributed/mpi_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/core/distributed/communicator_suite.h"
 
 int main() {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 
 namespace caesura::testing {
 

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/core/distributed/communicator_suite.h"
 
 namespace caesura::testing {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/kernels/kernel_registry.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/training_step.h"
 

@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/providers/execution_provider.h"
 
 namespace caesura::testing {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/execute/partial_executor.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/runtime/subgraph.h"
 #include "tests/core/execute/tiny_provider.h"
 

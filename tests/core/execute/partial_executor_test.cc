@@ -10,6 +10,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/kernels/kernel_registry.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "core/distributed/run_collectives.h"
 #include "core/execute/execution_observer.h"
 #include "tests/core/execute/faulty_provider.h"

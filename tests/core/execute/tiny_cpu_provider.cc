@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands in for the CPU provider and for the passes in executor_tests, which leaves both out.
+#include "core/kernels/kernel_registry.h"
 #include "core/providers/cpu_provider.h"
 
 #include "core/graph/pass.h"

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/kernels/kernel_registry.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/parameter_updates.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

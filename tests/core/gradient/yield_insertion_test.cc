@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "core/graph/graph.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {

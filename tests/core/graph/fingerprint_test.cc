@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

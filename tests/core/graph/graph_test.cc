@@ -5,7 +5,7 @@
 
 #include "core/graph/graph_check.h"
 #include "core/graph/op_schema.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes and the values that they read and write, one at a time. What a graph does with its nodes is
 // in graph_test.cc and graph_edit_test.cc.
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/graph/graph.h"
 #include "core/graph/graph_check.h"
 
 namespace caesura {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 namespace caesura {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types of values (core/graph/node.h): as text, and as shapes.
+// Types of values (core/graph/graph.h): as text, and as shapes.
 #include <gtest/gtest.h>
 
-#include "core/graph/node.h"
+#include "core/graph/graph.h"
 
 namespace caesura {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel's view of one call, on arguments that are laid out by hand.
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,6 @@
 
 #include "core/onnx/function_body.h"
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
 #include "core/onnx/model_writer.h"
 #include "tests/core/onnx/onnx_wire.h"
 #include "tests/temporary_folder.h"

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
 #include "core/onnx/model_writer.h"
 #include "tests/core/onnx/onnx_wire.h"
 

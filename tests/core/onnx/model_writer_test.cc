@@ -7,7 +7,6 @@
 #include <fstream>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
 #include "core/onnx/model_reader.h"
 #include "tests/core/files/faulty_file_system.h"
 #include "tests/core/onnx/onnx_wire.h"

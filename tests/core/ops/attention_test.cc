@@ -9,7 +9,7 @@
 #include <random>
 
 #include "core/graph/graph.h"
-#include "core/kernels/kernel_context.h"
+#include "core/kernels/kernel.h"
 #include "tests/kernel_case.h"
 
 namespace caesura {

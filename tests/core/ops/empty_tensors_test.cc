@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/ops/cpu_kernels.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/session/session.h"
 #include "tests/kernel_case.h"
 #include "tests/tensors.h"

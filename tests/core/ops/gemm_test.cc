@@ -11,7 +11,7 @@
 #include <cmath>
 #include <random>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/kernels/gemm/dnnl_ops.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"

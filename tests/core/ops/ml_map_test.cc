@@ -3,12 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
 #include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
 #include "core/profile/node_dump.h"
 #include "core/profile/step_sizes.h"
-#include "core/session/io_binding.h"
 #include "core/session/session.h"
 
 namespace caesura {

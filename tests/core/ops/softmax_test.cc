@@ -8,7 +8,7 @@
 #include <limits>
 #include <optional>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "tests/kernel_case.h"

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/kernels/kernel_registry.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <random>
 
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 namespace caesura {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/execute/partial_executor.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
 

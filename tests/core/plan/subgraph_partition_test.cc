@@ -9,7 +9,9 @@
 #include <map>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
+#include "core/base/status_macros.h"
+#include "core/kernels/kernel_registry.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/compiled_subgraph.h"
 #include "core/providers/cpu_provider.h"
 #include "core/providers/subgraph_compiler.h"

@@ -11,6 +11,7 @@
 
 #include "core/custom_ops/plugin_op.h"
 #include "core/plan/subgraph_partition.h"
+#include "core/plugin/plugin_library.h"
 #include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"
@@ -28,7 +29,7 @@ Result<std::unique_ptr<Session>> TrySession(const std::string& body, ProviderLis
   options.providers = std::move(providers);
   options.passes = InferencePasses;
   options.fallback = false;
-  options.plan.threads = 1;
+  options.threads = 1;
   Model model;
   model.graph = GraphOf(body);
   return Session::Create(std::move(model), options);

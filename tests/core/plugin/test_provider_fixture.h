@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "core/plugin/plugin_library.h"
 #include "core/plugin/plugin_provider.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/plugin/test_provider.h"

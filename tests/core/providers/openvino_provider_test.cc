@@ -27,7 +27,7 @@ std::unique_ptr<Session> SessionOf(const std::string& body, ProviderList provide
   options.providers = std::move(providers);
   options.passes = InferencePasses;
   options.fallback = false;
-  options.plan.threads = 1;
+  options.threads = 1;
   Model model;
   model.graph = GraphOf(body);
   auto session = Session::Create(std::move(model), options);

@@ -52,7 +52,7 @@ inline std::shared_ptr<const ExecutionProvider> Cpu() {
 inline std::unique_ptr<Session> SessionOf(Model model, ProviderList providers,
                                           SessionOptions options = {}) {
   options.providers = std::move(providers);
-  options.plan.threads = 1;
+  options.threads = 1;
   options.seed = 5;
   auto session = Session::Create(std::move(model), std::move(options));
   EXPECT_TRUE(session.ok()) << session.status().ToString();

@@ -36,7 +36,7 @@ inline NodeTestRun RunNodeTest(const std::string& folder, const ProviderList& pr
   options.providers = providers;
   options.fallback = fallback;
   options.passes = InferencePasses;
-  options.plan.threads = 1;
+  options.threads = 1;
   auto model = ReadModel(folder + "/model.onnx");
   if (!model.ok()) return {model.status(), false};
   auto session = Session::Create(*std::move(model), std::move(options));

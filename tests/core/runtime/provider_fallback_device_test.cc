@@ -5,7 +5,7 @@
 
 #include "core/providers/counting_provider.h"
 #include "core/providers/cpu_provider.h"
-#include "core/session/io_binding.h"
+#include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions whose provider fails: the run's results are those of the CPU, bit for bit; one fallback,
 // one retry, and from then on nothing goes to the provider that failed.
+#include "core/graph/pass.h"
+#include "core/kernels/kernel_registry.h"
 #include "core/runtime/provider_fallback.h"
 
 #include "core/providers/cuda/cuda_provider.h"

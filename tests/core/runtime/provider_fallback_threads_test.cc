@@ -5,6 +5,7 @@
 #include <future>
 #include <thread>
 
+#include "core/kernels/kernel_registry.h"
 #include "tests/core/runtime/faulty_session.h"
 
 namespace caesura::testing {

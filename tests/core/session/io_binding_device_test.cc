@@ -5,7 +5,7 @@
 
 #include "core/plan/device_constants.h"
 #include "core/providers/counting_provider.h"
-#include "core/session/io_binding.h"
+#include "core/session/session.h"
 #include "graph_transforms/pipeline.h"
 #include "tests/core/execute/graph_fixture.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bound runs on the host. Also run under ThreadSanitizer (tests/run.sh), so: one OpenMP thread per
 // kernel.
-#include "core/session/io_binding.h"
+#include "core/session/session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::unique_ptr<Session> BindableSession(const std::string& body, ProviderList p
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   SessionOptions options;
   options.providers = std::move(providers);
-  options.plan.threads = 1;
+  options.threads = 1;
   return Session::Create(*std::move(model), options).value();
 }
 

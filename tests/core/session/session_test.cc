@@ -8,7 +8,6 @@
 #include <future>
 #include <thread>
 
-#include "core/session/io_binding.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 
@@ -25,7 +24,7 @@ Result<std::unique_ptr<Session>> TrySession(const std::string& body,
   if (!model.ok()) return model.status();
   SessionOptions options;
   options.providers = std::move(providers);
-  options.plan.threads = 1;
+  options.threads = 1;
   options.seed = seed;
   return Session::Create(*std::move(model), options);
 }

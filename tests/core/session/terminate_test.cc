@@ -8,7 +8,7 @@
 #include <future>
 #include <thread>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/session/session.h"
 
 namespace caesura {

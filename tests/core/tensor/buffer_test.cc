@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 
 #include <gtest/gtest.h>
 

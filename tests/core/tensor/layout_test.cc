@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each layout is compared with the same transposes, slices and reshapes of numbers in a list.
-#include "core/tensor/layout.h"
+#include "core/tensor/tensor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/tensor/shape.h"
+#include "core/tensor/tensor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

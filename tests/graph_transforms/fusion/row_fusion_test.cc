@@ -7,8 +7,9 @@
 #include <cmath>
 
 #include "core/graph/graph_check.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
+#include "core/plan/execution_plan.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
@@ -157,7 +158,7 @@ Model Parse(const FusionCase& c) {
 
 std::vector<RuntimeValue> RunModel(Model model, const FusionCase& c, int threads) {
   SessionOptions options;
-  options.plan.threads = threads;
+  options.threads = threads;
   options.providers = {MakeCpuProvider()};
   auto session = Session::Create(std::move(model), options).value();
   NamedValues feeds;
@@ -254,7 +255,7 @@ TEST(RowFusion, ConstantMasksAreCutIntoTiles) {
   for (int64_t i = 0; i < x.elements(); ++i) x.data<float>()[i] = std::sin(static_cast<float>(i));
   for (int threads : {1, 2}) {
     SessionOptions options;
-    options.plan.threads = threads;
+    options.threads = threads;
     options.providers = {MakeCpuProvider()};
     auto session = Session::Create(model.Clone(), options).value();
     const NamedValues feeds = {{"x", x}, {"z", z}};

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/simplify/dead_node_elimination.h"

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "core/ops/cpu_kernels.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/profile/value_watch.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/custom_ops/model_op.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/session/session.h"
 #include "training/session/split_module.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/optimizer/grad_scaler.h"
+#include "training/optimizer/optimizer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/optimizer/lr_schedule.h"
+#include "training/optimizer/optimizer.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include <fstream>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/temporary_folder.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The answers of a session to a step that fails: the step is left out or done again, with the bits
 // of a session whose step has not failed, and counted.
-#include "training/session/failure_policy.h"
+#include "training/session/training_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,8 +11,9 @@
 #include <mutex>
 #include <set>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "tests/core/distributed/rank_threads.h"
+#include "training/session/rank_group.h"
 #include "training/session/training_session.h"
 
 namespace caesura::testing {

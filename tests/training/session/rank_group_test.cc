@@ -7,11 +7,14 @@
 #include <gtest/gtest.h>
 
 #include "core/distributed/run_collectives.h"
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/core/distributed/rank_threads.h"
 #include "tests/temporary_folder.h"
+#include "training/files/checkpoint.h"
+#include "training/step/parameter_shard.h"
 #include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura::testing {
 namespace {

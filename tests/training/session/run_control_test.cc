@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/execute/run_options.h"
+
 namespace caesura {
 namespace {
 

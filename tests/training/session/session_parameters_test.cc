@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
+#include "training/files/checkpoint.h"
 #include "training/step/parameters.h"
+#include "training/step/step_program.h"
 
 namespace caesura {
 namespace {

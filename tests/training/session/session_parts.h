@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "training/session/session_files.h"
 #include "training/step/parameters.h"
 

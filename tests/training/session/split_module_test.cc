@@ -9,8 +9,9 @@
 #include <thread>
 
 #include "core/execute/execution_observer.h"
-#include "core/onnx/graph_text.h"
+#include "core/execute/execution_state.h"
 #include "core/onnx/inference/shape_inference.h"
+#include "core/onnx/model_reader.h"
 #include "tests/temporary_folder.h"
 
 namespace caesura {

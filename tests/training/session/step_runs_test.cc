@@ -10,6 +10,8 @@
 
 #include "core/execute/execution_observer.h"
 #include "tests/training/session/session_parts.h"
+#include "training/files/training_curves.h"
+#include "training/session/waiting_step.h"
 
 namespace caesura::testing {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flag and the handlers only; suspended_step_test.cc has whole steps.
-#include "training/session/suspend_on_signals.h"
+#include "training/session/run_control.h"
 
 #include <gtest/gtest.h>
 

@@ -7,6 +7,8 @@
 
 #include <cmath>
 
+#include "training/files/checkpoint.h"
+
 namespace caesura {
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/training/rank_session.h"
 
 namespace caesura::testing {

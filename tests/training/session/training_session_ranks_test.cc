@@ -8,7 +8,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/training/rank_session.h"
 #include "training/step/gradient_reduction.h"

@@ -2,7 +2,7 @@
 // A rank is lost, and the others go on.
 #include <gtest/gtest.h>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/training/rank_session.h"
 

@@ -6,10 +6,12 @@
 #include <cmath>
 #include <mutex>
 
-#include "core/distributed/local_communicator.h"
+#include "core/distributed/communicator.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"
+#include "training/files/checkpoint.h"
+#include "training/session/rank_group.h"
 #include "training/step/gradient_reduction.h"
 
 namespace caesura::testing {
@@ -101,7 +103,7 @@ TEST(Shards, DividedAccumulators) {
   RunRanks(2, [&](Communicator& c) {
     const auto two = [](TrainingOptions& options) { options.ranks.shard = 2; };
     const auto session = RankSession(real, c, two), whole = RankSession(real, c);
-    const RankMemory told = session->ranks().Memory(), undivided = whole->ranks().Memory();
+    const RankMemory told = session->Memory(), undivided = whole->Memory();
     EXPECT_LT(told.gradients, undivided.gradients);
     const NamedValues part = PartOf(kModels[0].batch(1), c);
     for (int s = 0; s < 4; ++s) ASSERT_TRUE(session->Step(part).ok());
@@ -261,7 +263,7 @@ TEST(Shards, MemoryIsToldBeforeTheFirstStepAndKept) {
       options.ranks.shard = 1;
       options.ranks.bucket_bytes = kBucket;
     });
-    const RankMemory told = session->ranks().Memory();
+    const RankMemory told = session->Memory();
     size_t count = 0, largest = 0;
     for (const std::string& name : session->parameters().Names()) {
       const Tensor tensor = session->parameters().Get(name).value();

@@ -6,7 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
+#include "core/plan/execution_plan.h"
 #include "tests/temporary_folder.h"
 
 namespace caesura {
@@ -105,6 +106,17 @@ TEST(TrainingSessionTest, KeepsOutputs) {
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(refused.status().message(),
               HasSubstr("no output 'z' 'q'; its outputs are 'y' 'moved'"));
+}
+
+TEST(TrainingSessionTest, TellsBytesBeforeAStep) {
+  const auto session = Session(1);
+  const size_t bytes = session->StepBytes(Batch(1)).value();
+  EXPECT_EQ(bytes, session->StepPlan(Batch(1)).value()->arena_bytes());
+  EXPECT_GE(bytes, 4 * sizeof(float));  // y's gradient
+  const RankMemory memory = session->Memory();
+  EXPECT_EQ(memory.parameters, 4 * sizeof(float));
+  EXPECT_EQ(memory.optimizer_state, 0u);
+  EXPECT_EQ(session->StepBytes({}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(TrainingSessionTest, ExportsChosenOutputs) {

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"

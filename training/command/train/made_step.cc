@@ -9,6 +9,7 @@
 #include "training/command/dim_bindings.h"
 #include "training/command/tensor_files.h"
 #include "training/session/exported_step.h"
+#include "training/step/step_program.h"
 
 namespace caesura::command {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/base/status_macros.h"
 #include "training/command/tensor_files.h"
 #include "training/command/train/trained_model.h"
-#include "training/data/sampler.h"
+#include "training/data/dataset.h"
 
 namespace caesura::command {
 namespace {

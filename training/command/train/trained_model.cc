@@ -68,7 +68,7 @@ Result<std::unique_ptr<Session>> MakeSession(Model model, const TrainOptions& op
   SessionOptions made;
   ASSIGN_OR_RETURN(made.providers, MakeProviders(options.provider));
   made.passes = InferencePasses;
-  made.plan.threads = options.training.threads;
+  made.threads = options.training.threads;
   return Session::Create(std::move(model), std::move(made));
 }
 

@@ -10,12 +10,15 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 #include "core/base/status_macros.h"
-#include "core/distributed/mpi_communicator.h"
+#include "core/distributed/communicator.h"
+#include "core/files/file_system.h"
 #include "core/onnx/model_reader.h"
+#include "training/files/checkpoint.h"
 #include "training/session/exported_step.h"
 #include "training/session/option_table.h"
 #include "training/files/progress_bar.h"
-#include "training/session/suspend_on_signals.h"
+#include "training/session/rank_group.h"
+#include "training/session/run_control.h"
 
 namespace caesura::command {
 namespace {
@@ -211,7 +214,7 @@ Status Trainer::OpenLog() {
 
 void Trainer::PrintRanks() const {
   constexpr double kMiB = 1 << 20;
-  const RankMemory memory = session_->ranks().Memory();
+  const RankMemory memory = session_->Memory();
   std::printf(
       "; %d ranks, each with %.1f MiB (parameters %.1f, gradients %.1f, optimizer state %.1f) and "
       "activations",

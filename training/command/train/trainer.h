@@ -13,7 +13,7 @@
 #include "training/command/train/metric.h"
 #include "training/command/train/train_data.h"
 #include "training/command/train/train_options.h"
-#include "training/data/sampler.h"
+#include "training/data/dataset.h"
 #include "training/files/event_file.h"
 #include "training/report/report.h"
 

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/graph/op_schema.h"
 
 namespace caesura {

@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "core/onnx/graph_text.h"
+#include "core/onnx/model_reader.h"
 #include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/distributed/local_communicator.h"
-#include "core/providers/cuda/nccl_communicator.h"
+#include "core/distributed/communicator.h"
+#include "core/providers/cuda/cuda_provider.h"
 #include "tests/core/providers/cuda/standin_cuda.h"
 #include "tests/test_paths.h"
 

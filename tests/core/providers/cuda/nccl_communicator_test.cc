@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks on the stand-in GPUs of one process, a thread each.
-#include "core/providers/cuda/nccl_communicator.h"
+#include "core/providers/cuda/cuda_provider.h"
 
 #include <cstring>
 #include <memory>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
-#include "core/tensor/buffer.h"
+#include "core/tensor/tensor.h"
 #include "tests/core/distributed/communicator_suite.h"
 #include "tests/core/providers/cuda/gpu_ranks.h"
 #include "tests/test_paths.h"

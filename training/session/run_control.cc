@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training/session/suspend_on_signals.h"
+#include "training/session/run_control.h"
+
+#include "core/execute/run_options.h"
+#include "training/session/training_session.h"
 
 namespace caesura {
 namespace {
@@ -15,6 +18,15 @@ void Suspend(int) {
 }
 
 }  // namespace
+
+void RunControl::Apply(RunOptions& run) const {
+  run.cancel = terminate_;
+  run.suspend = suspend_;
+  run.deadline = deadline_;
+}
+
+SuspendOnSignals::SuspendOnSignals(TrainingSession* session, const std::vector<int>& signals)
+    : SuspendOnSignals(session->control().suspend_flag(), signals) {}
 
 SuspendOnSignals::SuspendOnSignals(std::shared_ptr<std::atomic<bool>> flag,
                                    const std::vector<int>& signals)
