@@ -36,16 +36,17 @@ PassList InferencePasses(const ProviderList& providers = {});
 PassList StepPasses(const ProviderList& providers = {},
                     std::unordered_set<std::string> changing = {});
 
-// The same for a step of a training session; then its collectives and updates are put in place.
+// A step of a training session, as SessionStepPasses needs to know it.
 struct SessionStep {
   std::vector<std::string> parameters;  // initializers that steps change
   bool early = false;          // CommitMode::kEagerConsume: updates come as soon as they may
   bool exchanges = false;      // it has collectives
   bool may_recompute = false;  // within a memory budget
 };
+// For a step of a training session: StepPasses, then its collectives and updates are put in place.
 PassList SessionStepPasses(const ProviderList& providers, const SessionStep& step);
 
-// The same for a graph that was captured with its backward: then yields hand inputs back early.
+// For a graph that was captured with its backward: StepPasses, then yields hand inputs back early.
 PassList CapturedPasses(const ProviderList& providers);
 
 // For a graph that is about to be planned for these providers, after all other passes. Empty where

@@ -10,7 +10,7 @@
 
 namespace caesura {
 
-// The same number, or the same symbol; unknown dims are equal to nothing.
+// True if both dims have one number or one symbol; unknown dims are equal to nothing.
 inline bool SameDim(const Dim& a, const Dim& b) {
   return a == b && (a.known() || !a.symbol.empty());
 }

@@ -31,7 +31,7 @@ class DispatchScope {
 // `item`, a value or a number as Python has them, as an argument of this type; throws where it is
 // none.
 c10::IValue ItemArgument(const c10::TypePtr& type, const c10::IValue& item);
-// The same of a list's items.
+// A list of such items as an argument of this type.
 c10::IValue ListArgument(const c10::TypePtr& type, const std::vector<c10::IValue>& items);
 
 class AtenCall {

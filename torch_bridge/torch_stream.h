@@ -29,7 +29,9 @@ Result<std::shared_ptr<const ExecutionProvider>> MakeCudaProviderOnTorch(CudaOpt
 // that is current on this thread. Nothing happens on the host, or where both have one stream. Fails
 // with kProviderFailure.
 Status WaitForTorch(const ExecutionProvider& provider);
-// The same the other way round: PyTorch's work waits for the provider's.
+// PyTorch's later work, on the stream that is current on this thread, waits for the provider's work
+// until here. Nothing happens on the host, or where both have one stream. Fails with
+// kProviderFailure.
 Status TorchWaits(const ExecutionProvider& provider);
 
 // The tensor, which the provider has made, for PyTorch: its memory is used again only after

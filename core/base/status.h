@@ -62,11 +62,11 @@ class [[nodiscard]] Status {
   const std::string& message() const;
   // "INVALID_MODEL: message", or "OK".
   std::string ToString() const;
-  // The same code and location, with `prefix` in front of the message. Ok stays ok.
+  // This status with `prefix` in front of its message. Ok stays ok.
   Status WithPrefix(const std::string& prefix) const;
   // The innermost place, where a node's body has failed; null where none is known.
   const FailureLocation* location() const;
-  // The same with `message`, at `location` unless a place is known already. REQUIRES: !ok().
+  // This status with `message` in place of its own, at `location` unless a place is known already. REQUIRES: !ok().
   Status At(FailureLocation location, std::string message) const;
 
  private:

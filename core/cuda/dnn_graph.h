@@ -102,7 +102,7 @@ class DnnGraph {
   // `b` may have fewer matrices along a batch dim: then consecutive ones of `a` share one.
   void Matmul(Id a, Id b, Id y);
   void Reduce(cudnn::ReductionMode mode, Id x, Id y);
-  // The same memory with y's dims and strides.
+  // y is x's memory with other dims and strides.
   void Reshape(Id x, Id y);
   // x [batch, channels, spatial...], w [outputs, channels / groups, spatial...], y as x. The kind
   // (kConvolutionForward, kConvolutionBackwardFilter, kConvolutionBackwardData) says which of them

@@ -9,7 +9,7 @@
 
 namespace caesura {
 
-// The same number for all processes of this machine, containers included, until it starts anew;
+// A number of this machine: all its processes get it, containers included, until it starts anew;
 // other machines have other ones.
 uint64_t ThisMachine();
 

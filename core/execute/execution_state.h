@@ -122,7 +122,7 @@ class ExecutionState : public KernelHost {
 
   // The current value of value id `id` as a RuntimeValue; a view where the bytes are planned.
   RuntimeValue ValueOf(uint32_t id) const;
-  // The same in memory that the host can read: what is on a device is copied, and waited for.
+  // The value in memory that the host can read: what is on a device is copied, and waited for.
   Result<RuntimeValue> HostValueOf(uint32_t id) const;
 
  private:

@@ -26,7 +26,7 @@ struct RunOptions {
   ParameterSet* parameters = nullptr;  // needed when the plan has parameters
   ValueCache* cache =
       nullptr;  // of this plan; without it, cacheable values are computed in each run
-  // The seed of all random streams, and a count of runs: equal seeds and steps give equal numbers.
+  // The seed of all random numbers, and a count of runs: equal seeds and steps give equal numbers.
   // A session puts in its own seed and its next step where none is given; without a session they
   // are 0.
   std::optional<uint64_t> seed = std::nullopt, step = std::nullopt;
@@ -48,9 +48,9 @@ struct RunOptions {
   std::shared_ptr<const std::atomic<bool>> cancel = nullptr;
   // The run stops before its next step once this is true, and can go on from there. Null: never.
   std::shared_ptr<const std::atomic<bool>> suspend = nullptr;
-  // Likewise from this time on.
+  // The run stops likewise before its first step after this time.
   std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt;
-  // With the other ranks; null where the run has none. A run with it is not suspended: the others
+  // The collectives with the other ranks; null where the run has none. A run with it is not suspended: the others
   // would wait for it.
   std::shared_ptr<RunCollectives> collectives = nullptr;
 };

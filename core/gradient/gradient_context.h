@@ -77,7 +77,7 @@ class GradientContext {
   // GradientRule::broadcasts) and dtype and adds to what is there. Ignored where none is needed or
   // `gradient` is null.
   void SetInputGradient(int i, Expr gradient);
-  // The same for a value that the node's bodies read.
+  // A gradient of a value that the node's bodies read, treated as SetInputGradient does.
   void SetValueGradient(Value* value, Expr gradient);
   // For ops of several results: SetInputGradient of each; makes the node without the results that
   // nobody needs. `inputs_of[k]` is the forward input whose gradient result k is (-1: not wanted).

@@ -39,9 +39,9 @@ struct TrainingModeOptions {
 Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph,
                                                       const TrainingModeOptions& options = {});
 
-// The other way: BatchNormalization takes the running statistics (and hands them on unchanged where
-// somebody reads the new ones), Dropout drops nothing unless a graph input or a computed value asks
-// for it, and nothing is assigned.
+// Changes the graph for evaluation: BatchNormalization takes the running statistics (and hands them
+// on unchanged where somebody reads the new ones), Dropout drops nothing unless a graph input or a
+// computed value asks for it, and nothing is assigned.
 Status SwitchToEvaluation(Graph& graph);
 // WithGradient nodes become Identities, in bodies too.
 void DropOwnGradients(Graph& graph);

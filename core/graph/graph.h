@@ -241,7 +241,7 @@ class Graph {
   // Appends a node that does work of `origin`, a node of this graph: it is of the newest version of
   // its op and has the metadata of `origin`.
   Node* AddFor(const Node& origin, NodeSpec spec);
-  // The same, in front of `origin` in the list. Its time grows with the number of nodes after
+  // Adds a node as AddFor does, but in front of `origin` in the list. Its time grows with the number of nodes after
   // `origin`; GraphEdit (graph_edit.h) puts many nodes in place at once.
   Node* InsertBefore(const Node& origin, NodeSpec spec);
   // Appends a copy of `node`, which may be another graph's: its op, version, attributes and
@@ -251,7 +251,7 @@ class Graph {
                   std::unordered_map<const Value*, Value*>* mapping = nullptr);
   // Removes a node and its output values (RemoveNodes).
   void RemoveNode(Node* node);
-  // The same for many nodes, in one sweep. They may read each other. REQUIRES: nothing else reads
+  // Removes nodes and their output values, in one sweep. The nodes may read each other. REQUIRES: nothing else reads
   // their outputs, which are no outputs of the graph.
   void RemoveNodes(const std::unordered_set<const Node*>& nodes);
   // Takes the outputs from a node that is about to be replaced, so that others can write the same
@@ -342,7 +342,7 @@ struct Model {
   int64_t version = 0;
   std::string description, graph_description;
   std::map<std::string, std::string> metadata;
-  // That its files are looked for in, by names that nodes carry; empty: none are allowed.
+  // The folder of its other files, whose names nodes carry; empty: none are allowed.
   std::string folder;
 
   Model Clone() const;

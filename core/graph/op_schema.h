@@ -66,7 +66,7 @@ struct OpSchema {
 // The schema in force at opset `version` of `domain` (0: the newest), or null.
 const OpSchema* FindOpSchema(const std::string& op_type, const std::string& domain,
                              int version = 0);
-// That of the node's own semantics: at its since_version, or the newest where it has none.
+// The schema of the node's own semantics: at its since_version, or the newest where it has none.
 const OpSchema* FindOpSchema(const Node& node);
 // `since_version` of that schema; 0 when there is none.
 int SinceVersion(const std::string& op_type, const std::string& domain = "", int opset = 0);

@@ -107,7 +107,7 @@ struct KernelDef {
   // and known before the node is sized. A node whose host inputs are known only at run time is
   // created at run time. An index -1 - i stands for "input i and all after it".
   std::vector<int> host_inputs = {};
-  // In its place for ops whose host inputs depend on the node (PyTorch's operators: on the schema
+  // Takes the place of host_inputs for ops whose host inputs depend on the node (PyTorch's operators: on the schema
   // that it names).
   std::function<bool(const Node&, int)> host_input_of = nullptr;
   // Outputs that are in host memory even on a device (Shape, Size, a random offset).
@@ -257,7 +257,7 @@ class KernelInfo {
   void SetViews(std::vector<Layout> layouts) {
     view_ = {ViewInfo::Kind::kLayout, std::move(layouts), {}, 0};
   }
-  // The same for output 0 alone, where the plan may also have the input's producer write it in the
+  // Output 0 is input 0's bytes with permuted dims. The plan may also have the input's producer write it in the
   // output's order.
   void SetPermutedView(std::vector<int64_t> permutation) {
     Layout layout =
@@ -279,9 +279,9 @@ class KernelInfo {
     static const Layout kDense;
     return InRange(i, output_layouts_) ? output_layouts_[i] : kDense;
   }
-  // Like an Alias of kind kInPlace, for ops whose number of inputs shows only here.
+  // Adds an Alias of kind kInPlace, for ops whose number of inputs shows only here.
   void SetInPlace(int input, int output) { aliases_.push_back(InPlace(input, output)); }
-  // Likewise of kind kMayReuse.
+  // Adds an Alias of kind kMayReuse.
   void SetMayReuse(int input, int output) { aliases_.push_back(MayReuse(input, output)); }
   void SetCompute(ComputeFunction compute) { compute_ = std::move(compute); }
 

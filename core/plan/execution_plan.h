@@ -79,7 +79,7 @@ class ExecutionPlan {
   size_t arena_bytes() const {
     return std::accumulate(data_.arenas.begin(), data_.arenas.end(), size_t{0});
   }
-  // The same by device.
+  // Bytes of the state's arenas, by device.
   const std::vector<size_t>& arenas() const { return data_.arenas; }
   // Bytes of arena that are alive while step i runs, for each i: the memory curve over the step.
   std::vector<size_t> LiveBytes() const;

@@ -21,7 +21,8 @@ Result<bool> ExpandMissingKernels(Graph& graph, const ProviderList& providers);
 std::vector<std::string> MissingInBody(const Graph& body, const ProviderList& providers);
 // kUnsupported, with all `lines`; ok where there are none.
 Status NoKernels(const std::vector<std::string>& lines);
-// The same of all nodes that the outputs of a graph need: for when a session is made. What only
+// Fails with NoKernels for the nodes without a kernel that the outputs of a graph need: for when a
+// session is made. What only
 // sizes decide (a kernel that refuses a shape) shows when a plan is made.
 Status CheckKernels(const Graph& graph, const ProviderList& providers);
 

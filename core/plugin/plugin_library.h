@@ -30,7 +30,8 @@ Result<PluginLibrary> LoadPluginLibrary(const std::string& path);
 // else the file's name alone, for the system to look for.
 std::string FindPluginLibrary(const std::string& stem);
 
-// The same as LoadPluginLibrary for a function that is in the program already.
+// Asks a plug-in's function that is in the program already, as LoadPluginLibrary does one that it
+// opens.
 Result<PluginLibrary> CallPluginMain(CaesuraPluginMainFunction* main, const std::string& name);
 
 // The table that plug-ins are handed. Lives as long as the process.

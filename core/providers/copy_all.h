@@ -20,7 +20,7 @@ struct DeviceCopy {
 class CopiesTogether {
  public:
   virtual ~CopiesTogether() = default;
-  // As the function below.
+  // Makes all copies, as the function CopyAll promises.
   virtual Status CopyAll(const std::vector<DeviceCopy>& copies) const = 0;
 };
 

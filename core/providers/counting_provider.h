@@ -26,7 +26,7 @@ struct CountingOptions {
   // The size of the device's memory; a tensor that does not fit fails as on a real device, with
   // kProviderFailure.
   size_t memory_bytes = size_t{1} << 36;
-  // Also keeps the device's pages closed while none of its kernels and copies runs: any other
+  // True keeps the device's pages closed while none of its kernels and copies runs: any other
   // access ends the process.
   bool close_pages = false;
 };

@@ -39,7 +39,7 @@ struct DlpackImport {
 // or pointer cannot be those of a tensor. A tensor of no elements may come without a pointer, and
 // has one here.
 Result<Tensor> ImportDlpack(DLManagedTensorVersioned* managed, DlpackImport* facts = nullptr);
-// The same for DLPack before 1.0, which tells of no read-only tensors.
+// Imports a tensor of DLPack before 1.0, which tells of no read-only tensors.
 Result<Tensor> ImportDlpack(DLManagedTensor* managed, DlpackImport* facts = nullptr);
 
 // A view that keeps the tensor's buffer alive (where the buffer owns its memory) until its deleter
@@ -47,7 +47,7 @@ Result<Tensor> ImportDlpack(DLManagedTensor* managed, DlpackImport* facts = null
 // else holds. Elements of less than a byte go out padded. Fails with kUnsupported for strings and
 // undefined tensors, and for devices that DLPack has no code for.
 Result<DLManagedTensorVersioned*> ExportDlpack(const Tensor& tensor, uint64_t flags = 0);
-// The same for consumers before 1.0; kUnsupported also for elements of less than a byte.
+// Exports for consumers before DLPack 1.0; fails with kUnsupported also for elements of less than a byte.
 Result<DLManagedTensor*> ExportLegacyDlpack(const Tensor& tensor);
 
 // DLPack's device type and index, as __dlpack_device__ answers.

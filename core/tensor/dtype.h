@@ -25,7 +25,7 @@ namespace caesura {
 float Float16BitsToFloat(uint16_t bits);
 uint16_t FloatToFloat16Bits(float value);
 
-// The same for bfloat16.
+// Conversions of bfloat16 round as those of float16.
 inline float BFloat16BitsToFloat(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float out;
@@ -286,7 +286,7 @@ template <typename Fn>
 bool DispatchFloat(DType dtype, Fn&& fn) {
   return DispatchDType<float, double, Float16, BFloat16>(dtype, fn);
 }
-// The same for the integers, and for the floats and integers.
+// DispatchDType over the integers, and over the floats and integers.
 template <typename Fn>
 bool DispatchInteger(DType dtype, Fn&& fn) {
   return DispatchDType<int32_t, int64_t, int8_t, int16_t, uint8_t, uint16_t, uint32_t, uint64_t>(

@@ -110,7 +110,7 @@ std::optional<Layout> Reshaped(const Shape& from, const Layout& layout, const Sh
 void CopyDense(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
                void* to);
 
-// The other way: `from` is in row-major order, the elements at `to` lie as `layout` says.
+// Writes the elements at `from`, in row-major order, to `to`, where they lie as `layout` says.
 void CopyToLayout(const void* from, const Shape& shape, const Layout& layout, size_t element_bytes,
                   void* to);
 
@@ -131,7 +131,7 @@ struct Device {
 
 // Buffers are aligned to this, and every offset that a memory plan gives out is a multiple of it.
 inline constexpr size_t kBufferAlignment = 64;
-// The same on devices other than the host.
+// Memory of devices other than the host is aligned to this.
 inline constexpr size_t kDeviceAlignment = 256;
 
 // A range of bytes. Freed by the deleter when the last shared_ptr goes, on whichever thread that
@@ -231,7 +231,7 @@ class Tensor {
   template <typename T>
   std::vector<T> ToVector() const;
 
-  // The same bytes under another shape. REQUIRES: equal element count.
+  // A tensor of these bytes with another shape. REQUIRES: equal element count.
   Tensor Reshaped(Shape shape) const;
   // A deep copy on the host. REQUIRES: host memory.
   Result<Tensor> Clone(Allocator& allocator = HostAllocator()) const;

@@ -89,7 +89,7 @@ RuntimeValue OnHost(const RuntimeValue& value);
 RuntimeValue ValueOf(nanobind::handle item, bool* copied = nullptr);
 // True if it is a NumPy array.
 bool IsArray(nanobind::handle item);
-// The same for a dict of them, by name.
+// The values of a dict, by name (ValueOf).
 NamedValues FeedsOf(nanobind::dict feeds);
 // As caesura.sessions.values.from_value: a NumPy array that shares the bytes (`torch`: a
 // torch.Tensor), a list, or None.
@@ -118,7 +118,7 @@ Model ReadSource(nanobind::object source);
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // True if the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
-// The same of a torch.Tensor that the caller holds for as long as the result is used.
+// A tensor that shares the bytes of a torch.Tensor that the caller holds for as long as the result is used.
 Tensor LentByTorch(nanobind::handle tensor);
 // From the first to past the last byte that a torch.Tensor's elements lie in.
 std::pair<const char*, const char*> BytesOfTorch(nanobind::handle tensor);

@@ -65,8 +65,8 @@ struct TextWindows {
 Result<std::shared_ptr<const Dataset>> MakeTextDataset(std::shared_ptr<const TextCorpus> corpus,
                                                        const TextWindows& windows);
 
-// These examples of another dataset, in this order. Fails with kInvalidArgument for an index
-// outside.
+// The examples of these indices of another dataset, in this order. Fails with kInvalidArgument for
+// an index outside.
 Result<std::shared_ptr<const Dataset>> Subset(std::shared_ptr<const Dataset> dataset,
                                               std::vector<int64_t> indices);
 

@@ -20,10 +20,10 @@ struct SessionParts {
   StepRuns& runs;
 };
 
-// As TrainingSession::Save. Changes nothing.
+// Writes a checkpoint as TrainingSession::Save does. Changes nothing.
 Status SaveSession(const SessionParts& from, const std::string& path,
                    std::map<std::string, Checkpoint::Property> properties);
-// As TrainingSession::Restore.
+// Reads a checkpoint as TrainingSession::Restore does.
 Result<std::map<std::string, Checkpoint::Property>> RestoreSession(const SessionParts& into,
                                                                    const std::string& path);
 

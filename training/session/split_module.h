@@ -37,16 +37,16 @@ struct SplitModuleOptions : TrainableOptions {
   // Batch statistics and dropout in Forward; false: the model as it is, with running statistics and
   // without dropout.
   bool training = true;
-  // As StepOptions has it.
+  // Running variances are unbiased, as StepOptions::unbiased_statistics.
   bool unbiased_statistics = false;
   ProviderList providers;  // empty: the CPU provider
   bool fallback = true;    // whether a failing provider is replaced; see SplitModule::fallback
   // True leaves the gradients that Backward returns in the memory of the device that makes them;
   // false brings them to the host. Outputs stay where they were made in any case.
   bool gradients_on_device = false;
-  // The same for what Predict returns.
+  // True leaves what Predict returns in the memory of the device that makes it.
   bool predictions_on_device = false;
-  // As TrainingOptions has it (training_session.h).
+  // Names of inputs that will be fed on the device, as TrainingOptions::device_inputs.
   std::unordered_set<std::string> device_inputs = {};
   int threads = 0;    // per kernel; 0: CAESURA_NUM_THREADS, or what OpenMP would take
   uint64_t seed = 0;  // of dropout and other random ops; each Forward draws other numbers

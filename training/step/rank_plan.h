@@ -9,7 +9,8 @@
 
 namespace caesura {
 
-// The same on all ranks, but for the name of the provider. As it is made: one rank, by itself.
+// Facts that are the same on all ranks, but for the name of the provider. The default: one rank, by
+// itself.
 struct RankPlan {
   int ranks = 1;
   // The provider on whose device gradients are summed over the ranks (Communicator::device()).

@@ -94,7 +94,7 @@ struct StepOptions : TrainableOptions {
   // Running variances are updated with the unbiased variance, as PyTorch's batch norms are; false:
   // with the biased one, as ONNX's are.
   bool unbiased_statistics = false;
-  // Also hand out the gradient of each parameter ("gradient.NAME").
+  // True: a step hands out the gradient of each parameter, too ("gradient.NAME").
   bool keep_gradients = false;
   // Outputs of the model that a step also hands out, by name.
   std::vector<std::string> keep_outputs;

@@ -163,7 +163,7 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   graph.AddOutput(BeforeUpdates(graph, loss));
   for (Value* output : kept) graph.AddOutput(BeforeUpdates(graph, output));
   if (options.keep_gradients) {
-    for (Value* dx : gradients) graph.AddOutput(writer.Handed(dx));
+    for (Value* dx : gradients) graph.AddOutput(writer.ForCaller(dx));
   }
   if (with_update) writer.Update(gradients);
   for (size_t i = 0; i < left.size(); ++i) writer.Assign(statistics[i].target, left[i]);

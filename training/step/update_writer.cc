@@ -86,7 +86,7 @@ Value* UpdateWriter::Times(Value* value, Value* factor) {
   return Op("Mul", {value, As(factor, value->dtype())}, value->type());
 }
 
-Value* UpdateWriter::Handed(Value* gradient) {
+Value* UpdateWriter::ForCaller(Value* gradient) {
   if (inverse_scale_ != nullptr) gradient = Times(gradient, inverse_scale_);
   if (mean_factor_ != nullptr) return Times(gradient, mean_factor_);
   return rank_share_ == nullptr ? gradient : Times(gradient, rank_share_);

@@ -28,11 +28,11 @@ class UpdateWriter {
 
   // If the loss is scaled: 1 / scale as a float64 value. To be called first.
   void Unscale(Value* loss_scale);
-  // Then the writes of Accumulate and Update wait until these are known to be finite. To be called
+  // Has the writes of Accumulate and Update wait until these are known to be finite. To be called
   // before them.
   void RequireFinite(const std::vector<Value*>& gradients, Value* loss);
-  // The gradient as the caller shall see it.
-  Value* Handed(Value* gradient);
+  // The gradient as the caller shall see it: unscaled, the mean of all micro-steps and ranks.
+  Value* ForCaller(Value* gradient);
   // Leaves this rank its parts of the sums of the gradients over all ranks, for the calls below.
   void ReduceParts(const std::vector<Value*>& gradients);
   // `loss` times the `count` of elements that it is the mean of; 0 where there are none.
@@ -50,7 +50,7 @@ class UpdateWriter {
   void DivideBy(Value* count);
   // The mean loss, of a sum over all micro-steps and ranks.
   Value* MeanLoss(Value* sum) { return Times(sum, MeanFactor()); }
-  // Likewise of a sum over ranks.
+  // The mean loss, of a sum over ranks.
   Value* MeanLossOfRanks(Value* sum) { return Times(sum, rank_share_); }
   // With early commit: `value`, once all ranks have all sums. No update waits for it.
   Value* AgreedAtLast(Value* value) { return collectives_.AgreedAtLast(value); }

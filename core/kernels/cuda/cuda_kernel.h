@@ -62,7 +62,7 @@ class CudaKernel {
     void* addresses[] = {static_cast<void*>(&arguments)...};
     return LaunchWith(addresses);
   }
-  // The same by the addresses of the arguments, in order.
+  // Launches with the arguments at these addresses, in order.
   Status LaunchWith(void** addresses) const;
 
  private:

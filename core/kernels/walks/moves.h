@@ -23,7 +23,7 @@ struct StridedBox {
   int64_t dst_offset = 0;
 };
 
-// The same elements moved back.
+// The move of the same elements back.
 inline StridedBox Reversed(StridedBox box) {
   std::swap(box.src_strides, box.dst_strides);
   std::swap(box.src_offset, box.dst_offset);

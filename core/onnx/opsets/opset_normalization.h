@@ -19,7 +19,7 @@ namespace caesura {
 // knows) keeps its since_version.
 Status NormalizeOpsets(Model& model);
 
-// The same for some nodes of one graph, with inference of their types in the given (topological)
+// Normalizes some nodes of one graph as NormalizeOpsets does, with inference of their types in the given (topological)
 // order.
 Status NormalizeNodes(Graph& graph, const std::vector<Node*>& nodes);
 

@@ -34,7 +34,7 @@ class NodeRewrite {
   DType InputDType(int input) const;
   // The elements of a constant input of numbers.
   std::optional<std::vector<int64_t>> ConstantInts(int input) const;
-  // The same of float32.
+  // The elements of a constant float32 input.
   std::optional<std::vector<float>> ConstantFloats(int input) const;
 
   // --- changes ---

@@ -123,7 +123,7 @@ class ScoreSoftmax {
     for (int64_t j = 0; j < n; ++j) row[j] /= sum;
   }
 
-  // The same of scores and probabilities of type P.
+  // The softmax of a row whose scores and probabilities are rounded to type P.
   template <typename P, typename T>
   static void LineIn(T* row, int64_t n) {
     using A = std::conditional_t<std::is_same_v<P, double>, double, T>;

@@ -9,7 +9,7 @@
 
 namespace caesura {
 
-// Both set the compute function; the outputs are set already. False, with nothing done, where
+// Set the compute function by cuDNN; the outputs are set already. False, with nothing done, where
 // cuDNN is not there or has no plan.
 bool SetFusedAttention(KernelInfo& info, const CudaDevicePtr& device, const AttentionSpec& s);
 bool SetFusedAttentionGradient(KernelInfo& info, const CudaDevicePtr& device,

@@ -27,7 +27,7 @@ struct BinaryShape {
 
 // Inputs 0 and 1 broadcast against each other. Fails when one is missing or the shapes do not fit.
 Result<BinaryShape> BroadcastInputs(const KernelInfo& info);
-// The same, and both have one dtype.
+// As BroadcastInputs, and fails where inputs 0 and 1 differ in dtype.
 Result<BinaryShape> BroadcastSameType(const KernelInfo& info);
 
 // y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size.

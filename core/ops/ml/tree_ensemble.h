@@ -42,7 +42,8 @@ struct TreeEnsemble {
   Aggregate aggregate = Aggregate::kSum;
   std::vector<double> base;  // added at the end; empty or one a target
 
-  // That children, features, votes and targets exist, and that no path comes back to where it was.
+  // Checks that children, features, votes and targets exist, and that no path comes back to where
+  // it was.
   Status Check(int64_t features) const;
   // Scores of one row, for an ensemble that Check has passed; others are read out of bounds.
   // REQUIRES: `scores` and `seen` have one entry a target.

@@ -10,7 +10,7 @@
 
 namespace caesura {
 
-// As `struct Numbers` of update_step.cuh.
+// The C++ twin of `struct Numbers` of update_step.cuh: same members, same layout.
 struct CudaUpdateNumbers {
   CudaUpdateNumbers(const UpdateSpec& spec, bool flag);
 

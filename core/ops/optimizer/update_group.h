@@ -31,7 +31,7 @@ struct UpdateStep {
 
 class UpdateGroup {
  public:
-  // As UpdateSpec::Make.
+  // Makes it from the node, as UpdateSpec::Make does.
   static Result<UpdateGroup> Plan(KernelInfo& info, int states,
                                   const std::vector<Coefficient>& coefficients, int scalars = 0);
 

@@ -44,7 +44,7 @@ inline constexpr ElementType kElementTypes[] = {
     {16, ov::element::bf16},
 };
 
-// Both throw where the other side has no such type.
+// Types to and from OpenVINO's. Both throw where the other side has no such type.
 inline int32_t DTypeOf(const ov::element::Type& type) {
   for (const ElementType& entry : kElementTypes) {
     if (type == entry.type) return entry.dtype;
@@ -58,7 +58,7 @@ inline ov::element::Type TypeOf(int32_t dtype) {
   throw Error(CAESURA_UNSUPPORTED, "dtype " + std::to_string(dtype) + " is none of OpenVINO's");
 }
 
-// The same bytes.
+// OpenVINO's view of the tensor's bytes.
 inline ov::Tensor Borrow(const CaesuraTensor& tensor) {
   static char nothing[8];  // OpenVINO takes no null, not even for no elements
   return {TypeOf(tensor.dtype), ov::Shape(tensor.dims, tensor.dims + tensor.rank),
