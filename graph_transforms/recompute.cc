@@ -15,7 +15,7 @@ namespace {
 
 // --- what is worth it ---
 
-const Shape& ShapeOf(const ExecutionPlan& plan, const Step& step, uint32_t argument) {
+const Shape& ShapeOf(const ExecutionPlan& plan, const PlanStep& step, uint32_t argument) {
   return plan.values()[plan.argument_values()[step.first_argument + argument]].shape;
 }
 
@@ -27,7 +27,7 @@ double ProductMultiplyAdds(const Node& node, const Shape& a, double elements) {
 }
 
 // Multiply-adds of the ops that have more of them than elements.
-double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
+double MultiplyAdds(const ExecutionPlan& plan, const PlanStep& step) {
   const Shape& y = ShapeOf(plan, step, step.input_count);
   const auto elements = static_cast<double>(y.elements());
   switch (OpDefOf(*step.node).work) {
@@ -47,7 +47,7 @@ double MultiplyAdds(const ExecutionPlan& plan, const Step& step) {
 
 // Bytes that the step moves, and its multiply-adds: a core takes about as many of them in the time
 // that a byte takes.
-double Cost(const ExecutionPlan& plan, const Step& step) {
+double Cost(const ExecutionPlan& plan, const PlanStep& step) {
   constexpr double kMultiplyAddsAByte = 8;
   double bytes = 0;
   for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
@@ -64,13 +64,13 @@ bool MayRunAgain(const Node& node) {
   return spec == nullptr || spec->is_deterministic;
 }
 
-bool IsBackward(const Step& step) { return step.node->phase() == Phase::kBackward; }
+bool IsBackward(const PlanStep& step) { return step.node->phase() == Phase::kBackward; }
 
 // For each buffer the last backward step that reads it; -1: none.
 std::vector<int> LastBackwardReads(const ExecutionPlan& plan) {
   std::vector<int> out(plan.buffers().size(), -1);
   for (int s = 0; s < static_cast<int>(plan.steps().size()); ++s) {
-    const Step& step = plan.steps()[s];
+    const PlanStep& step = plan.steps()[s];
     if (!IsBackward(step)) continue;
     for (uint32_t a = 0; a < step.input_count; ++a)
       out[plan.arguments()[step.first_argument + a]] = s;
@@ -85,9 +85,9 @@ KeptNodes FindKeptNodes(const ExecutionPlan& plan) {
   const std::vector<int> reads = LastBackwardReads(plan);
   std::unordered_set<const Node*> stepped;
   std::vector<std::pair<double, std::string>> found;  // cost of a byte
-  for (const Step& step : plan.steps()) {
+  for (const PlanStep& step : plan.steps()) {
     stepped.insert(step.node);
-    if (step.kind != Step::Kind::kCompute || step.node->phase() != Phase::kForward ||
+    if (step.kind != PlanStep::Kind::kCompute || step.node->phase() != Phase::kForward ||
         !step.bodies.empty() || !MayRunAgain(*step.node))
       continue;
     size_t kept = 0;

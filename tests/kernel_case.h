@@ -132,7 +132,7 @@ struct KernelCase : private KernelHost {
     addresses_[*argument] = value.is_tensor() ? value.tensor().raw() : nullptr;
     values_[*argument] = std::move(value);
   }
-  RandomKey random_key(uint32_t stream) const override { return {0, 0, stream}; }
+  RandomKey random_key(uint32_t subsequence) const override { return {0, 0, subsequence}; }
   Result<Tensor> CopyOf(const Tensor& tensor) const override { return tensor.Clone(); }
 
   std::vector<RuntimeValue> values_;

@@ -36,7 +36,7 @@ Result<AtenCall> MakeCall(const KernelInfo& info, const TensorSpecs& specs, int 
 
 uint64_t SeedOf(const KernelContext& context) {
   const RandomKey key = context.random_key();
-  return (key.seed * 0x9E3779B97F4A7C15u ^ key.step) * 0x9E3779B97F4A7C15u ^ key.stream;
+  return (key.seed * 0x9E3779B97F4A7C15u ^ key.step) * 0x9E3779B97F4A7C15u ^ key.subsequence;
 }
 
 // Operators whose meta kernel promises other sizes than the CPU's kernel gives for results that

@@ -76,7 +76,7 @@ struct Seen {
 class Module::Backward : public ::torch::autograd::Node {
  public:
   Backward(ForwardRun run, std::vector<int> outputs,
-           const std::map<std::string, ::torch::Tensor>& sources, Program program,
+           const std::map<std::string, ::torch::Tensor>& sources, Specialization program,
            NamedValues feeds)
       : program_(std::move(program)),
         feeds_(std::move(feeds)),
@@ -126,7 +126,7 @@ class Module::Backward : public ::torch::autograd::Node {
 
  private:
   // The run lets go of feeds and parameters before PyTorch's stream waits for its work.
-  Program program_;
+  Specialization program_;
   NamedValues feeds_;
   std::optional<ForwardRun> run_;
   size_t output_count_;
@@ -215,7 +215,7 @@ ProviderList Module::ProvidersOn(Device device) {
   return out;
 }
 
-Module::Program Module::ProgramFor(Variant variant) {
+Module::Specialization Module::SpecializationFor(Variant variant) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (State& state : state_) {
     if (state.tensor.const_data_ptr() == state.bytes) continue;
@@ -230,9 +230,9 @@ Module::Program Module::ProgramFor(Variant variant) {
                 present.shape().ToString(), ", but the model's is ", value->type().ToString());
     state.bytes = present.raw();
     model_.graph->SetInitializer(value, std::move(present));
-    programs_.clear();
+    specializations_.clear();
   }
-  for (const Program& program : programs_) {
+  for (const Specialization& program : specializations_) {
     if (program.variant == variant) return program;
   }
   SplitModuleOptions split;
@@ -250,7 +250,8 @@ Module::Program Module::ProgramFor(Variant variant) {
   Gpu gpu = variant.device.is_host() ? nullptr : split.providers[0];
   std::shared_ptr<SplitModule> module =
       Checked(SplitModule::Create(model_.Clone(), std::move(split)));
-  return programs_.emplace_back(Program{std::move(variant), std::move(module), std::move(gpu)});
+  return specializations_.emplace_back(
+      Specialization{std::move(variant), std::move(module), std::move(gpu)});
 }
 
 std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tensor>& inputs) {
@@ -278,7 +279,7 @@ std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tens
   if (!at::GradMode::is_enabled()) wanted.clear();
   const std::optional<Device> known = DeviceOf(device);
   TORCH_CHECK(known, "the module is on ", device, ", where nothing is computed");
-  const Program program = ProgramFor({is_training(), wanted, *known});
+  const Specialization program = SpecializationFor({is_training(), wanted, *known});
   if (at::GradMode::is_enabled() && (differentiable || !wanted.empty())) {
     return Differentiable(program, feeds, std::move(sources));
   }
@@ -292,7 +293,7 @@ std::vector<::torch::Tensor> Module::forward_all(const std::vector<::torch::Tens
 }
 
 std::vector<::torch::Tensor> Module::Differentiable(
-    const Program& program, const NamedValues& feeds,
+    const Specialization& program, const NamedValues& feeds,
     std::map<std::string, ::torch::Tensor> sources) {
   ForwardRun run = InOrder(program.gpu, [&] { return program.module->Forward(feeds); });
   std::vector<::torch::Tensor> outputs = TensorsOn(program.gpu, run.outputs);

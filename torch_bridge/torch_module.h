@@ -89,7 +89,7 @@ class Module : public ::torch::nn::Module {
     bool operator==(const Variant&) const = default;
   };
   using Gpu = std::shared_ptr<const ExecutionProvider>;
-  struct Program {
+  struct Specialization {
     Variant variant;
     std::shared_ptr<SplitModule> module;
     Gpu gpu;  // null: it runs on the host
@@ -97,8 +97,9 @@ class Module : public ::torch::nn::Module {
   void AddState(const std::string& name, bool is_parameter);
   ::torch::Device DeviceFor(const std::vector<::torch::Tensor>& inputs) const;
   ProviderList ProvidersOn(Device device);
-  Program ProgramFor(Variant variant);
-  std::vector<::torch::Tensor> Differentiable(const Program& program, const NamedValues& feeds,
+  Specialization SpecializationFor(Variant variant);
+  std::vector<::torch::Tensor> Differentiable(const Specialization& program,
+                                              const NamedValues& feeds,
                                               std::map<std::string, ::torch::Tensor> sources);
 
   Model model_;
@@ -106,7 +107,7 @@ class Module : public ::torch::nn::Module {
   std::vector<std::string> input_names_;
   std::vector<State> state_;
   std::mutex mutex_;  // of all below, and of what programs are made from: model_ and State::bytes
-  std::vector<Program> programs_;
+  std::vector<Specialization> specializations_;
   ProviderList own_;  // of GPUs that the options' providers do not serve
 };
 

@@ -304,8 +304,8 @@ Status CountSteps(const Sizes& sizes, const caesura::ProviderList& providers) {
   auto plan = (*session)->StepPlan(Batch(sizes, 0));
   if (!plan.ok()) return plan.status();
   std::map<std::string, int> on_gpu, on_host;
-  for (const caesura::Step& step : (*plan)->steps()) {
-    const bool copies = step.kind == caesura::Step::Kind::kCopy;
+  for (const caesura::PlanStep& step : (*plan)->steps()) {
+    const bool copies = step.kind == caesura::PlanStep::Kind::kCopy;
     ++(step.provider->device().is_host() ? on_host
                                          : on_gpu)[copies ? "copy" : step.node->op_type()];
   }

@@ -66,7 +66,8 @@ class [[nodiscard]] Status {
   Status WithPrefix(const std::string& prefix) const;
   // The innermost place, where a node's body has failed; null where none is known.
   const FailureLocation* location() const;
-  // This status with `message` in place of its own, at `location` unless a place is known already. REQUIRES: !ok().
+  // This status with `message` in place of its own, at `location` unless a place is known already.
+  // REQUIRES: !ok().
   Status At(FailureLocation location, std::string message) const;
 
  private:

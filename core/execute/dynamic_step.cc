@@ -9,7 +9,7 @@
 
 namespace caesura {
 
-Status PartialExecutor::RunDynamic(ExecutionState& state, const Step& step) {
+Status PartialExecutor::RunDynamic(ExecutionState& state, const PlanStep& step) {
   const ExecutionPlan& plan = *state.plan_;
   const uint32_t* ids = plan.arguments().data() + step.first_argument;
   const uint32_t* value_ids = plan.argument_values().data() + step.first_argument;
@@ -43,11 +43,11 @@ Status PartialExecutor::RunDynamic(ExecutionState& state, const Step& step) {
   ASSIGN_OR_RETURN(std::shared_ptr<Buffer> scratch,
                    state.AllocatorOf(step.device).Allocate(info.scratch_bytes()));
   KernelContext context(state.addresses_.data(), ids, step.input_count, scratch->data(),
-                        step.stream, &state);
+                        step.subsequence, &state);
   return compute(context);
 }
 
-Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const Step& step,
+Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const PlanStep& step,
                                             const KernelInfo& info, const KernelDef& def,
                                             const std::vector<RuntimeValue>& inputs) {
   const ExecutionPlan& plan = *state.plan_;
@@ -94,11 +94,11 @@ Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const Step& s
   return {};
 }
 
-Status PartialExecutor::RunCopy(ExecutionState& state, const Step& step) {
+Status PartialExecutor::RunCopy(ExecutionState& state, const PlanStep& step) {
   const ExecutionPlan& plan = *state.plan_;
   const uint32_t* ids = plan.arguments().data() + step.first_argument;
   if (step.compute) {
-    KernelContext context(state.addresses_.data(), ids, 1, nullptr, step.stream, &state);
+    KernelContext context(state.addresses_.data(), ids, 1, nullptr, step.subsequence, &state);
     return step.compute(context);
   }
   const uint32_t* value_ids = plan.argument_values().data() + step.first_argument;
@@ -110,7 +110,7 @@ Status PartialExecutor::RunCopy(ExecutionState& state, const Step& step) {
   return device == 0 ? step.provider->Synchronise() : Status();
 }
 
-Status PartialExecutor::RunCached(ExecutionState& state, const Step& step) {
+Status PartialExecutor::RunCached(ExecutionState& state, const PlanStep& step) {
   const ExecutionPlan& plan = *state.plan_;
   const uint32_t* ids = plan.arguments().data() + step.first_argument;
   uint64_t version = 0;  // versions only grow, so the largest one changes with any of them
@@ -131,7 +131,8 @@ Status PartialExecutor::RunCached(ExecutionState& state, const Step& step) {
                    state.AllocatorOf(buffer.device).Allocate(buffer.bytes));
   state.addresses_[output] = fresh->data();
   KernelContext context(state.addresses_.data(), ids, step.input_count,
-                        state.arena_bases_[step.device] + step.scratch_offset, step.stream, &state);
+                        state.arena_bases_[step.device] + step.scratch_offset, step.subsequence,
+                        &state);
   RETURN_IF_ERROR(step.compute(context));
   if (state.options_.cache != nullptr) state.options_.cache->Put(step.index, version, fresh);
   state.cached_[step.index] = std::move(fresh);

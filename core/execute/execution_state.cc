@@ -196,7 +196,7 @@ Status ExecutionState::VerifyContiguous() const {
       const char* next = static_cast<char*>(addresses_[group.buffers[i]]) +
                          (bytes + group.alignment - 1) / group.alignment * group.alignment;
       if (next == addresses_[group.buffers[i + 1]]) continue;
-      const Step& step = plan_->steps()[group.step];
+      const PlanStep& step = plan_->steps()[group.step];
       return AtNode(
           InvalidArgument("wants its inputs in one block, but buffer " + std::to_string(i + 1) +
                           " of them does not begin where the one before ends" +
@@ -222,7 +222,7 @@ Status ExecutionState::Start(std::vector<RuntimeValue> feeds, RunOptions options
   RETURN_IF_ERROR(VerifyContiguous());
   handed_out_.reserve(
       plan_->fetches().size());  // handing out needs no memory once the run has changed parameters
-  phase_ = Phase::kReady;
+  stage_ = Stage::kReady;
   return {};
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was started");
@@ -240,7 +240,7 @@ void ExecutionState::Cancel() {
   options_ = {};
   yield_index_ = -1;
   pc_ = 0;
-  phase_ = Phase::kIdle;
+  stage_ = Stage::kIdle;
 }
 
 // --- values ---
@@ -358,7 +358,7 @@ void ExecutionState::SetArgumentValue(const uint32_t* argument, RuntimeValue val
   SetDynamic(plan_->argument_values()[argument - plan_->arguments().data()], std::move(value));
 }
 
-void ExecutionState::Release(const Step& step) {
+void ExecutionState::Release(const PlanStep& step) {
   for (uint32_t id : step.release) dynamic_[id] = {};
 }
 

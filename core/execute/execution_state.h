@@ -33,7 +33,7 @@ namespace caesura {
 class ExecutionState : public KernelHost {
  public:
   // The position in the picture above.
-  enum class Phase : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
+  enum class Stage : uint8_t { kIdle, kReady, kYielded, kFinished, kFailed };
 
   explicit ExecutionState(std::shared_ptr<const ExecutionPlan> plan);
   ExecutionState(const ExecutionState&) = delete;
@@ -45,7 +45,7 @@ class ExecutionState : public KernelHost {
   Status Start(std::vector<RuntimeValue> feeds, RunOptions options);
 
   const ExecutionPlan& plan() const { return *plan_; }
-  Phase phase() const { return phase_; }
+  Stage stage() const { return stage_; }
   const RunOptions& options() const { return options_; }
   // When the rest of a run that waits is suspended again.
   void set_deadline(std::optional<std::chrono::steady_clock::time_point> deadline) {
@@ -61,22 +61,22 @@ class ExecutionState : public KernelHost {
   // count: kernels that update in place fail, if at all, before they write.
   bool has_written() const { return pc_ > plan_->first_write(); }
 
-  // --- at a yield (phase() == kYielded) ---
+  // --- at a yield (stage() == kYielded) ---
   int yield_index() const { return yield_index_; }
   // The yield's values, in the order of YieldOp's inputs. The tensors are the caller's: they
   // may be overwritten or dropped at once, and stay valid after the state is gone.
   std::vector<RuntimeValue> TakeYielded();
   // Gives YieldOp's outputs. An absent value stands for zeros; a one-element tensor is spread over
-  // the shape. Tensors are borrowed until the run has ended. Then phase() is kReady.
+  // the shape. Tensors are borrowed until the run has ended. Then stage() is kReady.
   Status Resume(std::vector<RuntimeValue> values);
 
-  // --- at the end (phase() == kFinished) ---
+  // --- at the end (stage() == kFinished) ---
   // Graph outputs, owned by the caller. Once a run.
   std::vector<RuntimeValue> TakeFetches();
 
   // A second state at the same point, with a copy of all that a later step may read: for a second
   // backward (retain_graph). Yielded values that were not taken are not copied. Fails with
-  // kInvalidArgument unless phase() is kReady or kYielded, as Capture and Relocate do.
+  // kInvalidArgument unless stage() is kReady or kYielded, as Capture and Relocate do.
   Result<std::unique_ptr<ExecutionState>> Clone() const;
 
   // Gives what later steps read as data on the host (state_snapshot.h); tensors may be views of the
@@ -85,7 +85,7 @@ class ExecutionState : public KernelHost {
   // Goes on where the snapshot was captured, in the place of a Start; seed, step and tag are the
   // snapshot's. `options.parameters` hold what the captured run's held. The plan is of the same
   // graph and feeds; threads and providers may be others (DescribeDifferences). Fails with
-  // kInvalidArgument, naming the first thing that does not fit; then phase() is kIdle.
+  // kInvalidArgument, naming the first thing that does not fit; then stage() is kIdle.
   Status Restore(const StateSnapshot& snapshot, RunOptions options);
 
   // Moves the arena and the fetches to fresh memory, copying what is alive and filling all else,
@@ -94,7 +94,7 @@ class ExecutionState : public KernelHost {
   Status Relocate(uint8_t poison);
 
   // Copies the feeds, so that their owner may change them while the run waits.
-  // REQUIRES: phase() is kReady or kYielded.
+  // REQUIRES: stage() is kReady or kYielded.
   Status OwnFeeds();
   const std::vector<RuntimeValue>& feeds() const { return feeds_; }
 
@@ -109,8 +109,8 @@ class ExecutionState : public KernelHost {
   RuntimeValue ArgumentValue(const uint32_t* argument) override;
   Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) override;
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override;
-  RandomKey random_key(uint32_t stream) const override {
-    return {options_.seed.value_or(0), options_.step.value_or(0), stream};
+  RandomKey random_key(uint32_t subsequence) const override {
+    return {options_.seed.value_or(0), options_.step.value_or(0), subsequence};
   }
   const uint64_t* device_random_key() const override {
     const std::shared_ptr<Buffer>& key = random_keys_[plan_->steps()[pc_].device];
@@ -149,7 +149,7 @@ class ExecutionState : public KernelHost {
   Status WaitForDevices() const;
   Status Poison(int device, void* data, size_t bytes, uint8_t poison) const;
   void SetDynamic(uint32_t value_id, RuntimeValue value);
-  void Release(const Step& step);
+  void Release(const PlanStep& step);
   // state_snapshot.cc
   bool IsWritten(int parameter) const;
   // The value id that dynamic_ holds it by: a resume value for all views of it.
@@ -161,7 +161,7 @@ class ExecutionState : public KernelHost {
   Status CaptureValue(uint32_t id, StateSnapshot::Value* out) const;
   Status FindPosition(const StateSnapshot& snapshot);
   Status RestoreRun(const StateSnapshot& snapshot, RunOptions options);
-  Status RestorePhase(const StateSnapshot& snapshot);
+  Status RestoreStage(const StateSnapshot& snapshot);
   Status RestoreValues(const StateSnapshot& snapshot);
   Status RestoreFeed(int feed, const StateSnapshot::Feed& given);
   Status RestoreValue(uint32_t id, const StateSnapshot::Value& given);
@@ -176,7 +176,7 @@ class ExecutionState : public KernelHost {
   Status Fill(const Tensor& to, const Tensor& from) const;
 
   std::shared_ptr<const ExecutionPlan> plan_;
-  Phase phase_ = Phase::kIdle;
+  Stage stage_ = Stage::kIdle;
   int pc_ = 0;
   int yield_index_ = -1;
   RunOptions options_;

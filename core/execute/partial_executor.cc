@@ -24,10 +24,10 @@ bool IsCancelled(const ExecutionState& state) {
 
 // `status`, at the step that the program counter is at.
 Status AtCounter(const ExecutionState& state, const Status& status) {
-  const std::vector<Step>& steps = state.plan().steps();
+  const std::vector<PlanStep>& steps = state.plan().steps();
   if (state.program_counter() == static_cast<int>(steps.size()))
     return Status(status.code(), status.message() + " while results were handed out");
-  const Step& step = steps[state.program_counter()];
+  const PlanStep& step = steps[state.program_counter()];
   return AtNode(status, *step.node, step.provider->name());
 }
 
@@ -57,28 +57,28 @@ bool IsSuspended(const ExecutionState& state) {
 }  // namespace
 
 // Runs every kind of step except a prepared kernel.
-Status PartialExecutor::RunNonComputeStep(ExecutionState& state, const Step& step) {
+Status PartialExecutor::RunNonComputeStep(ExecutionState& state, const PlanStep& step) {
   switch (step.kind) {
-    case Step::Kind::kCompute: break;
-    case Step::Kind::kDynamic: return RunDynamic(state, step);
-    case Step::Kind::kCached: return RunCached(state, step);
-    case Step::Kind::kCopy: return RunCopy(state, step);
-    case Step::Kind::kYield: state.yield_index_ = step.index; return state.HandOutYield();
+    case PlanStep::Kind::kCompute: break;
+    case PlanStep::Kind::kDynamic: return RunDynamic(state, step);
+    case PlanStep::Kind::kCached: return RunCached(state, step);
+    case PlanStep::Kind::kCopy: return RunCopy(state, step);
+    case PlanStep::Kind::kYield: state.yield_index_ = step.index; return state.HandOutYield();
   }
   return Internal("no such kind of step");
 }
 
-inline Status PartialExecutor::RunStep(ExecutionState& state, const Step& step) {
-  if (step.kind != Step::Kind::kCompute) [[unlikely]]
+inline Status PartialExecutor::RunStep(ExecutionState& state, const PlanStep& step) {
+  if (step.kind != PlanStep::Kind::kCompute) [[unlikely]]
     return RunNonComputeStep(state, step);
   const ExecutionPlan& plan = *state.plan_;
   KernelContext context(state.addresses_.data(), plan.arguments().data() + step.first_argument,
                         step.input_count, state.arena_bases_[step.device] + step.scratch_offset,
-                        step.stream, &state);
+                        step.subsequence, &state);
   return step.compute(context);
 }
 
-Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int pc) {
+Status PartialExecutor::RunObserved(ExecutionState& state, const PlanStep& step, int pc) {
   const ExecutionPlan& plan = *state.plan_;
   const std::vector<ExecutionObserver*>& observers = state.options_.observers;
   for (ExecutionObserver* observer : observers) observer->OnFenceBefore(plan, state, pc);
@@ -95,30 +95,30 @@ Status PartialExecutor::RunObserved(ExecutionState& state, const Step& step, int
 // `observed`: somebody watches the steps. `polled`: somebody may end or suspend the run.
 template <bool observed, bool polled>
 Result<RunOutcome> PartialExecutor::RunSteps(ExecutionState& state, int end) {
-  const std::vector<Step>& steps = state.plan_->steps();
+  const std::vector<PlanStep>& steps = state.plan_->steps();
   for (; state.pc_ < end; ++state.pc_) {
     const int pc = state.pc_;
     if (polled && IsCancelled(state)) return Cancelled(kCancelled);
     if (polled && IsSuspended(state)) return RunOutcome::kStopped;
-    const Step& step = steps[pc];
+    const PlanStep& step = steps[pc];
     const Status status = observed ? RunObserved(state, step, pc) : RunStep(state, step);
     if (!status.ok()) return AtNode(status, *step.node, step.provider->name());
     if (!step.release.empty()) state.Release(step);
-    if (step.kind == Step::Kind::kYield) {
+    if (step.kind == PlanStep::Kind::kYield) {
       ++state.pc_;
-      state.phase_ = ExecutionState::Phase::kYielded;
+      state.stage_ = ExecutionState::Stage::kYielded;
       return RunOutcome::kYielded;
     }
   }
   if (state.pc_ < static_cast<int>(steps.size())) return RunOutcome::kStopped;
   Status handed = state.HandOutFetches();
   if (!handed.ok()) return handed;
-  state.phase_ = ExecutionState::Phase::kFinished;
+  state.stage_ = ExecutionState::Stage::kFinished;
   return RunOutcome::kFinished;
 }
 
 Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
-  if (state.phase_ != ExecutionState::Phase::kReady) {
+  if (state.stage_ != ExecutionState::Stage::kReady) {
     return InvalidArgument("Run needs a state that was started or resumed");
   }
   const ExecutionPlan& plan = *state.plan_;
@@ -127,7 +127,7 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
   const bool polled = state.options_.cancel != nullptr || state.options_.suspend != nullptr ||
                       state.options_.deadline;
   if (IsCancelled(state)) {  // also of a plan without steps, as bodies may be
-    state.phase_ = ExecutionState::Phase::kFailed;
+    state.stage_ = ExecutionState::Stage::kFailed;
     return Cancelled(kCancelled);
   }
   std::optional<RunCancel> scope;
@@ -144,7 +144,7 @@ Result<RunOutcome> PartialExecutor::Run(ExecutionState& state, int limit) {
     return Status();
   });
   if (outcome.ok() && !left.ok()) outcome = left;
-  if (!outcome.ok()) state.phase_ = ExecutionState::Phase::kFailed;
+  if (!outcome.ok()) state.stage_ = ExecutionState::Stage::kFailed;
   return outcome;
 }
 

@@ -21,7 +21,7 @@ enum class RunOutcome {
 class PartialExecutor {
  public:
   // Stops before step `limit` if that comes first. Fails with kInvalidArgument, and changes
-  // nothing, unless state.phase() is kReady. On any other failure the state is kFailed; the error
+  // nothing, unless state.stage() is kReady. On any other failure the state is kFailed; the error
   // names op type, node, provider and, where known, the user's source. Thread safety: any number of
   // states of one plan at the same time.
   static Result<RunOutcome> Run(ExecutionState& state, int limit = INT_MAX);
@@ -29,15 +29,16 @@ class PartialExecutor {
  private:
   template <bool observed, bool polled>
   static Result<RunOutcome> RunSteps(ExecutionState& state, int end);
-  static Status RunObserved(ExecutionState& state, const Step& step, int pc);
-  static Status RunStep(ExecutionState& state, const Step& step);
-  static Status RunNonComputeStep(ExecutionState& state, const Step& step);
+  static Status RunObserved(ExecutionState& state, const PlanStep& step, int pc);
+  static Status RunStep(ExecutionState& state, const PlanStep& step);
+  static Status RunNonComputeStep(ExecutionState& state, const PlanStep& step);
   // dynamic_step.cc
-  static Status RunDynamic(ExecutionState& state, const Step& step);
-  static Status PlaceDynamicOutputs(ExecutionState& state, const Step& step, const KernelInfo& info,
-                                    const KernelDef& def, const std::vector<RuntimeValue>& inputs);
-  static Status RunCached(ExecutionState& state, const Step& step);
-  static Status RunCopy(ExecutionState& state, const Step& step);
+  static Status RunDynamic(ExecutionState& state, const PlanStep& step);
+  static Status PlaceDynamicOutputs(ExecutionState& state, const PlanStep& step,
+                                    const KernelInfo& info, const KernelDef& def,
+                                    const std::vector<RuntimeValue>& inputs);
+  static Status RunCached(ExecutionState& state, const PlanStep& step);
+  static Status RunCopy(ExecutionState& state, const PlanStep& step);
 };
 
 }  // namespace caesura

@@ -50,8 +50,8 @@ struct RunOptions {
   std::shared_ptr<const std::atomic<bool>> suspend = nullptr;
   // The run stops likewise before its first step after this time.
   std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt;
-  // The collectives with the other ranks; null where the run has none. A run with it is not suspended: the others
-  // would wait for it.
+  // The collectives with the other ranks; null where the run has none. A run with it is not
+  // suspended: the others would wait for it.
   std::shared_ptr<RunCollectives> collectives = nullptr;
 };
 

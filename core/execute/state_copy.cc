@@ -12,11 +12,11 @@ namespace caesura {
 using Kind = PlannedBuffer::Kind;
 
 Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
-  if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
+  if (stage_ != Stage::kReady && stage_ != Stage::kYielded) {
     return InvalidArgument("Clone needs a state that was started and has not ended");
   }
   auto copy = std::make_unique<ExecutionState>(plan_);
-  copy->phase_ = phase_;
+  copy->stage_ = stage_;
   copy->pc_ = pc_;
   copy->yield_index_ = yield_index_;
   copy->options_ = options_;
@@ -49,7 +49,7 @@ Result<std::unique_ptr<ExecutionState>> ExecutionState::Clone() const try {
 }
 
 Status ExecutionState::OwnFeeds() {
-  assert(phase_ == Phase::kReady || phase_ == Phase::kYielded);
+  assert(stage_ == Stage::kReady || stage_ == Stage::kYielded);
   std::vector<RuntimeValue> own = feeds_;
   for (RuntimeValue& feed : own) {
     if (!feed.is_tensor()) continue;  // sequences and maps are immutable
@@ -75,7 +75,7 @@ Status ExecutionState::Poison(int device, void* data, size_t bytes, uint8_t pois
 }
 
 Status ExecutionState::Relocate(uint8_t poison) {
-  if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
+  if (stage_ != Stage::kReady && stage_ != Stage::kYielded) {
     return InvalidArgument("Relocate needs a state that was started and has not ended");
   }
   for (int d = 0; d < static_cast<int>(arenas_.size()); ++d) {

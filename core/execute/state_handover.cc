@@ -167,7 +167,7 @@ Result<RuntimeValue> ExecutionState::OnDeviceOf(const Yield::Item& item, Runtime
 }
 
 Status ExecutionState::Resume(std::vector<RuntimeValue> values) try {
-  if (phase_ != Phase::kYielded) return InvalidArgument("Resume needs a state that has yielded");
+  if (stage_ != Stage::kYielded) return InvalidArgument("Resume needs a state that has yielded");
   const Yield& yield = plan_->yields()[yield_index_];
   if (values.size() != yield.resume_values.size()) {
     return InvalidArgument("the yield takes " + std::to_string(yield.resume_values.size()) +
@@ -181,7 +181,7 @@ Status ExecutionState::Resume(std::vector<RuntimeValue> values) try {
   handed_out_.clear();
   handed_out_.reserve(plan_->fetches().size());
   yield_index_ = -1;
-  phase_ = Phase::kReady;
+  stage_ = Stage::kReady;
   return {};
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a run was resumed");

@@ -20,9 +20,9 @@ namespace {
 
 // A step that another plan of the graph has too, by the first value that it makes; empty for copies
 // between devices, which each plan has of its own.
-std::string StepName(const ExecutionPlan& plan, const Step& step) {
-  if (step.kind == Step::Kind::kCopy) return {};
-  if (step.kind == Step::Kind::kYield) return "yield " + std::to_string(step.index);
+std::string StepName(const ExecutionPlan& plan, const PlanStep& step) {
+  if (step.kind == PlanStep::Kind::kCopy) return {};
+  if (step.kind == PlanStep::Kind::kYield) return "yield " + std::to_string(step.index);
   const uint32_t* outputs = plan.argument_values().data() + step.first_argument + step.input_count;
   for (uint32_t i = 0; i < step.output_count; ++i) {
     if (outputs[i] != 0) return plan.values()[outputs[i]].value->name();
@@ -57,7 +57,7 @@ std::vector<uint32_t> LiveValues(const ExecutionPlan& plan, int pc) {
   std::unordered_map<uint32_t, int> maker;
   std::vector<uint32_t> read;
   for (int s = 0; s < static_cast<int>(plan.steps().size()); ++s) {
-    const Step& step = plan.steps()[s];
+    const PlanStep& step = plan.steps()[s];
     const uint32_t* ids = plan.argument_values().data() + step.first_argument;
     for (uint32_t i = 0; i < step.output_count; ++i) maker.emplace(ids[step.input_count + i], s);
     if (s >= pc) read.insert(read.end(), ids, ids + step.input_count);
@@ -188,7 +188,7 @@ StateSnapshot ExecutionState::CapturePosition() const {
   out.providers = ProvidersWithRounding(*plan_);
   out.remaining = StepNames(*plan_, pc_);
   out.program_counter = pc_;
-  out.yield_index = phase_ == Phase::kYielded ? yield_index_ : -1;
+  out.yield_index = stage_ == Stage::kYielded ? yield_index_ : -1;
   out.seed = options_.seed.value_or(0);
   out.step = options_.step.value_or(0);
   out.tag = options_.tag;
@@ -224,7 +224,7 @@ Status ExecutionState::CaptureValue(uint32_t id, StateSnapshot::Value* out) cons
 }
 
 Result<StateSnapshot> ExecutionState::Capture() const try {
-  if (phase_ != Phase::kReady && phase_ != Phase::kYielded) {
+  if (stage_ != Stage::kReady && stage_ != Stage::kYielded) {
     return InvalidArgument("a snapshot needs a run that was started and has not ended");
   }
   StateSnapshot out = CapturePosition();
@@ -253,7 +253,7 @@ Result<StateSnapshot> ExecutionState::Capture() const try {
 
 // True if the yield that the run waits at takes the value in.
 bool ExecutionState::IsAwaited(uint32_t id) const {
-  if (phase_ != Phase::kYielded) return false;
+  if (stage_ != Stage::kYielded) return false;
   const std::vector<uint32_t>& taken = plan_->yields()[yield_index_].resume_values;
   return std::find(taken.begin(), taken.end(), id) != taken.end();
 }
@@ -374,7 +374,7 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
                                 ? "updated at this step in the program, not in the snapshot"
                                 : "updated in the snapshot, not at this step in the program"));
   }
-  RETURN_IF_ERROR(RestorePhase(snapshot));
+  RETURN_IF_ERROR(RestoreStage(snapshot));
   RETURN_IF_ERROR(BindFetches());
   RETURN_IF_ERROR(RestoreValues(snapshot));
   RETURN_IF_ERROR(WaitForDevices());
@@ -382,13 +382,13 @@ Status ExecutionState::RestoreRun(const StateSnapshot& snapshot, RunOptions opti
 }
 
 // Ready to run the next step, or waiting at the snapshot's yield.
-Status ExecutionState::RestorePhase(const StateSnapshot& snapshot) {
-  phase_ = Phase::kReady;
+Status ExecutionState::RestoreStage(const StateSnapshot& snapshot) {
+  stage_ = Stage::kReady;
   if (snapshot.yield_index < 0) {
     handed_out_.reserve(plan_->fetches().size());
     return {};
   }
-  phase_ = Phase::kYielded;
+  stage_ = Stage::kYielded;
   yield_index_ = snapshot.yield_index;
   const Yield& yield = plan_->yields()[yield_index_];
   const size_t taken = snapshot.handed_out.size(), seen = snapshot.yielded.size();

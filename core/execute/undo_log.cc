@@ -35,7 +35,7 @@ UndoLog::~UndoLog() {
   if (closed_ != nullptr) static_cast<void>(closed_->OpenGate(false));
 }
 
-Result<bool> UndoLog::Hold(const Step& step) {
+Result<bool> UndoLog::Hold(const PlanStep& step) {
   const WriteGate* gate = step.Gate();
   if (gate == nullptr || released_ != nullptr) return false;
   if (closed_ == nullptr) {

@@ -58,7 +58,7 @@ class UndoLog {
  private:
   Status KeepOutputs(const ExecutionState& state, int step);
   // True if the step waits at the gate, which is closed before the first one.
-  Result<bool> Hold(const Step& step);
+  Result<bool> Hold(const PlanStep& step);
 
   int last_;  // the last step that may fail; the number of steps where it is the way out
   bool needed_;

@@ -38,7 +38,7 @@ class Driver {
   void Visit(Node& node);
   void Report(const Node& node, const std::string& why);
   // Lets the walk go on after a node that failed, so that all such nodes are found at once.
-  void PretendGradients(const Node& node, const GradientContext& g);
+  void AddPlaceholders(const Node& node, const GradientContext& g);
   Result<GradientGraph> Finish();
   Status Fail();
   void RemoveDead(const std::vector<Value*>& kept);
@@ -130,7 +130,7 @@ void Driver::Report(const Node& node, const std::string& why) {
   problems_.push_back(node.Label() + source + " " + why);
 }
 
-void Driver::PretendGradients(const Node& node, const GradientContext& g) {
+void Driver::AddPlaceholders(const Node& node, const GradientContext& g) {
   for (Value* input : AllInputs(node)) {
     if (input != nullptr && g.NeedsValue(input) && store_.Find(input) == nullptr)
       store_.Add(input, input);
@@ -158,7 +158,7 @@ void Driver::Visit(Node& node) {
   writer_.set_origin(nullptr);
   if (g.refusal().empty()) return;
   Report(node, g.refusal());
-  PretendGradients(node, g);
+  AddPlaceholders(node, g);
 }
 
 Status Driver::Fail() {

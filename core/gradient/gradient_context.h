@@ -66,8 +66,10 @@ class GradientContext {
   // True when some x depends on input i and its gradient is wanted.
   bool Needs(int i) const;
   bool NeedsValue(const Value* value) const { return path_.Contains(value); }
-  // True when output i leads to a y.
-  bool Leads(int i) const { return node_.output(i) != nullptr && path_.Contains(node_.output(i)); }
+  // True if output i is on a path to a y: a gradient may arrive through it.
+  bool IsOnPath(int i) const {
+    return node_.output(i) != nullptr && path_.Contains(node_.output(i));
+  }
   // The gradient of output i; null when none flows through it.
   Expr dY(int i = 0) const;
   Expr dYOrZeros(int i) const;

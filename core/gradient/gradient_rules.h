@@ -19,7 +19,8 @@ namespace caesura::gradient {
 
 // Null when there is no rule.
 const GradientRule* FindGradientRule(const std::string& op_type, const std::string& domain = "");
-// The rule of a node's op, null when there is none; for an op of a session's own (OpDefSet) the rule that calls its gradient hook.
+// The rule of a node's op, null when there is none; for an op of a session's own (OpDefSet) the
+// rule that calls its gradient hook.
 const GradientRule* FindGradientRule(const Node& node);
 // The one for ops with a gradient hook.
 const GradientRule& HookRule();

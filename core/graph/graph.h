@@ -241,8 +241,8 @@ class Graph {
   // Appends a node that does work of `origin`, a node of this graph: it is of the newest version of
   // its op and has the metadata of `origin`.
   Node* AddFor(const Node& origin, NodeSpec spec);
-  // Adds a node as AddFor does, but in front of `origin` in the list. Its time grows with the number of nodes after
-  // `origin`; GraphEdit (graph_edit.h) puts many nodes in place at once.
+  // Adds a node as AddFor does, but in front of `origin` in the list. Its time grows with the
+  // number of nodes after `origin`; GraphEdit (graph_edit.h) puts many nodes in place at once.
   Node* InsertBefore(const Node& origin, NodeSpec spec);
   // Appends a copy of `node`, which may be another graph's: its op, version, attributes and
   // metadata, with bodies cloned (Clone; `mapping` as there). An empty name is that of `node`.
@@ -251,8 +251,8 @@ class Graph {
                   std::unordered_map<const Value*, Value*>* mapping = nullptr);
   // Removes a node and its output values (RemoveNodes).
   void RemoveNode(Node* node);
-  // Removes nodes and their output values, in one sweep. The nodes may read each other. REQUIRES: nothing else reads
-  // their outputs, which are no outputs of the graph.
+  // Removes nodes and their output values, in one sweep. The nodes may read each other. REQUIRES:
+  // nothing else reads their outputs, which are no outputs of the graph.
   void RemoveNodes(const std::unordered_set<const Node*>& nodes);
   // Takes the outputs from a node that is about to be replaced, so that others can write the same
   // values (AddNode). The node stays, without outputs; the values have no producer until then.

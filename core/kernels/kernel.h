@@ -107,8 +107,8 @@ struct KernelDef {
   // and known before the node is sized. A node whose host inputs are known only at run time is
   // created at run time. An index -1 - i stands for "input i and all after it".
   std::vector<int> host_inputs = {};
-  // Takes the place of host_inputs for ops whose host inputs depend on the node (PyTorch's operators: on the schema
-  // that it names).
+  // Takes the place of host_inputs for ops whose host inputs depend on the node (PyTorch's
+  // operators: on the schema that it names).
   std::function<bool(const Node&, int)> host_input_of = nullptr;
   // Outputs that are in host memory even on a device (Shape, Size, a random offset).
   std::vector<int> host_outputs = {};
@@ -257,8 +257,8 @@ class KernelInfo {
   void SetViews(std::vector<Layout> layouts) {
     view_ = {ViewInfo::Kind::kLayout, std::move(layouts), {}, 0};
   }
-  // Output 0 is input 0's bytes with permuted dims. The plan may also have the input's producer write it in the
-  // output's order.
+  // Output 0 is input 0's bytes with permuted dims. The plan may also have the input's producer
+  // write it in the output's order.
   void SetPermutedView(std::vector<int64_t> permutation) {
     Layout layout =
         Simplified(outputs_[0].shape, Permuted(inputs_[0].shape, inputs_[0].layout, permutation));
@@ -342,12 +342,12 @@ class KernelInfo {
 // A compute function sees pointers to its inputs, outputs and scratch. Nothing here looks up a name
 // or allocates, but for outputs that are sized at run time.
 
-// The key of a counter-based random stream (Philox): the same key gives the same numbers, on any
+// The key of counter-based random numbers (Philox): the same key gives the same numbers, on any
 // thread.
 struct RandomKey {
-  uint64_t seed;    // of the session
-  uint64_t step;    // counts runs
-  uint64_t stream;  // of the node
+  uint64_t seed;         // of the session
+  uint64_t step;         // counts runs
+  uint64_t subsequence;  // of the node: its own numbers
 };
 
 class RunCollectives;  // core/distributed/run_collectives.h
@@ -361,7 +361,7 @@ class KernelHost {
   virtual RuntimeValue ArgumentValue(const uint32_t* argument) = 0;
   virtual Result<Tensor> AllocateArgument(const uint32_t* argument, DType dtype, Shape shape) = 0;
   virtual void SetArgumentValue(const uint32_t* argument, RuntimeValue value) = 0;
-  virtual RandomKey random_key(uint32_t stream) const = 0;
+  virtual RandomKey random_key(uint32_t subsequence) const = 0;
   // The random key's seed and step in memory of the step's device; null on the host.
   virtual const uint64_t* device_random_key() const { return nullptr; }
   // ExecutionProvider::stream() of who runs the step.
@@ -379,11 +379,11 @@ class KernelContext {
   // `addresses[ids[i]]` is the address of the i-th argument: inputs, then implicit inputs of
   // bodies, then outputs.
   KernelContext(void* const* addresses, const uint32_t* ids, uint32_t first_output, void* scratch,
-                uint32_t stream, KernelHost* host)
+                uint32_t subsequence, KernelHost* host)
       : addresses_(addresses),
         ids_(ids),
         first_output_(first_output),
-        stream_(stream),
+        subsequence_(subsequence),
         scratch_(scratch),
         host_(host) {}
 
@@ -414,7 +414,7 @@ class KernelContext {
   }
   Result<Tensor> CopyOf(const Tensor& tensor) const { return host_->CopyOf(tensor); }
   // For an op with a `seed` attribute put it into the key's seed.
-  RandomKey random_key() const { return host_->random_key(stream_); }
+  RandomKey random_key() const { return host_->random_key(subsequence_); }
   // The key's seed and step: two numbers that a random op's kernel on a device reads there, so that
   // a captured launch draws new numbers in the next step. Null on the host.
   const uint64_t* device_random_key() const { return host_->device_random_key(); }
@@ -428,7 +428,7 @@ class KernelContext {
   void* const* addresses_;
   const uint32_t* ids_;
   uint32_t first_output_;
-  uint32_t stream_;
+  uint32_t subsequence_;
   void* scratch_;
   KernelHost* host_;
 };

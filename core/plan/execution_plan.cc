@@ -39,8 +39,8 @@ int LastRisk(const ExecutionPlan& plan) {
   int last = count - 1;
   const ExecutionProvider* cpu = nullptr;  // the one whose name was looked at
   for (; last >= 0; --last) {
-    const Step& step = plan.steps()[last];
-    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    const PlanStep& step = plan.steps()[last];
+    if (step.kind != PlanStep::Kind::kCompute || !step.bodies.empty()) break;
     if (step.provider == cpu) continue;
     if (step.provider->name() != kCpuProviderName) break;
     cpu = step.provider;
@@ -65,8 +65,8 @@ int FirstHeld(const ExecutionPlan& plan) {
   int first = count, held = 0;
   uint32_t outputs = 0;
   for (int s = count - 1; s >= 0; --s) {
-    const Step& step = plan.steps()[s];
-    if (step.kind != Step::Kind::kCompute || !step.bodies.empty()) break;
+    const PlanStep& step = plan.steps()[s];
+    if (step.kind != PlanStep::Kind::kCompute || !step.bodies.empty()) break;
     if (step.provider->device().is_host()) continue;
     if (step.Gate() == nullptr) break;
     first = s;
@@ -79,9 +79,10 @@ int FirstHeld(const ExecutionPlan& plan) {
 std::vector<int> RandomDevices(const ExecutionPlan& plan) {
   std::vector<int> out;
   for (int d = 1; d < static_cast<int>(plan.devices().size()); ++d) {
-    const bool draws = std::any_of(plan.steps().begin(), plan.steps().end(), [d](const Step& step) {
-      return step.device == d && step.node != nullptr && OpDefOf(*step.node).random;
-    });
+    const bool draws =
+        std::any_of(plan.steps().begin(), plan.steps().end(), [d](const PlanStep& step) {
+          return step.device == d && step.node != nullptr && OpDefOf(*step.node).random;
+        });
     if (draws) out.push_back(d);
   }
   return out;
@@ -96,7 +97,7 @@ ExecutionPlan::ExecutionPlan(PlanData data)
       first_held_(FirstHeld(*this)),
       random_devices_(RandomDevices(*this)) {}
 
-const char* StepKindName(Step::Kind kind) {
+const char* StepKindName(PlanStep::Kind kind) {
   constexpr const char* kNames[] = {"compute", "dynamic", "cached", "yield", "copy"};
   return kNames[static_cast<int>(kind)];
 }
@@ -124,14 +125,14 @@ bool FeedSpec::Matches(const RuntimeValue& given) const {
           std::memcmp(given.tensor().raw(), value.raw(), value.bytes()) == 0);
 }
 
-std::shared_ptr<SubgraphRunner> Step::Body(const std::string& name) const {
+std::shared_ptr<SubgraphRunner> PlanStep::Body(const std::string& name) const {
   for (const auto& [body_name, runner] : bodies) {
     if (body_name == name) return runner;
   }
   return nullptr;
 }
 
-const WriteGate* Step::Gate() const {
+const WriteGate* PlanStep::Gate() const {
   const auto* gate = dynamic_cast<const WriteGate*>(provider);
   return gate != nullptr && def != nullptr && gate->Holds(*def) ? gate : nullptr;
 }
@@ -202,7 +203,7 @@ std::string ExecutionPlan::ToString() const {
          std::to_string(data_.yields.size()) + " yield(s), " + std::to_string(data_.threads) +
          " thread(s)\n" + CopiesLine();
   for (size_t s = 0; s < data_.steps.size(); ++s) {
-    const Step& step = data_.steps[s];
+    const PlanStep& step = data_.steps[s];
     out += std::to_string(s) + " " + StepKindName(step.kind) + " " + step.node->Label() + " on " +
            step.provider->name();
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
@@ -210,7 +211,7 @@ std::string ExecutionPlan::ToString() const {
              Describe(data_.argument_values[step.first_argument + a]);
     }
     out += "\n";
-    if (step.kind != Step::Kind::kYield) continue;
+    if (step.kind != PlanStep::Kind::kYield) continue;
     for (const Yield::Item& item : data_.yields[step.index].outputs) {
       out += std::string("    hands out ") + (item.move ? "" : "a copy of ") +
              Describe(item.value) + "\n";

@@ -47,7 +47,7 @@ class ExecutionPlan {
 
   const Graph& graph() const { return *data_.graph; }
   const std::vector<FeedSpec>& feeds() const { return data_.feeds; }
-  const std::vector<Step>& steps() const { return data_.steps; }
+  const std::vector<PlanStep>& steps() const { return data_.steps; }
   const std::vector<PlannedValue>& values() const { return data_.values; }
   const std::vector<PlannedBuffer>& buffers() const { return data_.buffers; }
   const std::vector<uint32_t>& arguments() const { return data_.arguments; }  // buffer ids
@@ -91,9 +91,9 @@ class ExecutionPlan {
   // prepared kernel of the CPU provider, since these do not fail once they write. The number of
   // steps where the copy of a result may.
   int last_risk() const { return last_risk_; }
-  // From this step on there are only steps that a gate holds (Step::Gate), and kernels of the host:
-  // none that waits for a device or allocates its memory. Nor do the plan's results. The number of
-  // steps where there is none, or too many for a driver's queue.
+  // From this step on there are only steps that a gate holds (PlanStep::Gate), and kernels of the
+  // host: none that waits for a device or allocates its memory. Nor do the plan's results. The
+  // number of steps where there is none, or too many for a driver's queue.
   int first_held() const { return first_held_; }
   // Changes with everything that may change rounding: kernels, shapes, order, thread count.
   // Computed in each call.

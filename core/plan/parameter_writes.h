@@ -10,10 +10,11 @@ namespace caesura {
 // Calls fn(parameter) for each parameter that step `s` writes to, by its place in the ParameterSet.
 template <typename Fn>
 void ForEachWrittenParameter(const ExecutionPlan& plan, int s, const Fn& fn) {
-  const Step& step = plan.steps()[s];
+  const PlanStep& step = plan.steps()[s];
   const uint32_t* ids = plan.arguments().data() + step.first_argument;
   // An update whose shapes are known only at run time writes to some of its inputs.
-  const bool dynamic = step.kind == Step::Kind::kDynamic && step.node->phase() == Phase::kOptimizer;
+  const bool dynamic =
+      step.kind == PlanStep::Kind::kDynamic && step.node->phase() == Phase::kOptimizer;
   for (uint32_t i = dynamic ? 0 : step.input_count; i < step.input_count + step.output_count; ++i) {
     const PlannedBuffer& buffer = plan.buffers()[ids[i]];
     if (buffer.kind == PlannedBuffer::Kind::kParameter) fn(buffer.index);

@@ -79,7 +79,7 @@ struct PlannedValue {
 };
 
 // One step of a plan. Offsets are in bytes.
-struct Step {
+struct PlanStep {
   // kCopy: one input, one output, on different devices; `node` is who reads the output.
   enum class Kind : uint8_t { kCompute, kDynamic, kCached, kYield, kCopy };
   Kind kind = Kind::kCompute;
@@ -91,7 +91,7 @@ struct Step {
   ComputeFunction compute;  // kCompute, kCached
   const Node* node = nullptr;
   int graph_index = -1;  // the node's position in graph().nodes()
-  uint32_t stream =
+  uint32_t subsequence =
       0;  // of the node's random numbers: from its name, so that other nodes do not shift it
   const ExecutionProvider* provider = nullptr;
   const KernelDef* def = nullptr;     // kCompute, kCached: the kernel that was chosen
@@ -107,7 +107,7 @@ struct Step {
   const WriteGate* Gate() const;
 };
 // "compute", "copy" and so on.
-const char* StepKindName(Step::Kind kind);
+const char* StepKindName(PlanStep::Kind kind);
 
 // Buffers that a kernel reads as one block, in this order (KernelDef::contiguous_inputs).
 struct ContiguousGroup {
@@ -143,7 +143,7 @@ struct PlanData {
   std::vector<DeviceMemory> devices;  // the host, then the devices of the providers in their order
 
   // --- decided ---
-  std::vector<Step> steps;
+  std::vector<PlanStep> steps;
   std::vector<PlannedValue> values;                  // by value id; 0: absent
   std::vector<PlannedBuffer> buffers;                // by buffer id; 0: absent
   std::vector<uint32_t> arguments, argument_values;  // of steps: buffer ids, value ids

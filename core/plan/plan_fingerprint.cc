@@ -14,7 +14,7 @@ uint64_t ExecutionPlan::fingerprint() const {
     hash.Mix(provider->rounding());
     for (const KernelDef& def : provider->kernels().defs()) places[&def] = places.size() + 1;
   }
-  for (const Step& step : data_.steps) {
+  for (const PlanStep& step : data_.steps) {
     hash.Mix(step.provider->name());
     MixNode(hash, *step.node);
     hash.Mix(static_cast<uint64_t>(step.kind));

@@ -127,7 +127,7 @@ void MemoryProfile::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& s
                               const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
   Running& running = running_[&state];
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   for (uint32_t a = step.input_count; status.ok() && a < step.input_count + step.output_count;
        ++a) {
     const uint32_t id = plan.argument_values()[step.first_argument + a];
@@ -144,7 +144,7 @@ void MemoryProfile::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& s
 void MemoryProfile::OnLeave(const ExecutionPlan& plan, const ExecutionState& state,
                             const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (status.ok() && state.phase() != ExecutionState::Phase::kFinished) return;  // it goes on later
+  if (status.ok() && state.stage() != ExecutionState::Stage::kFinished) return;  // it goes on later
   auto it = running_.find(&state);
   if (it == running_.end()) return;
   MemoryRecord& record = it->second.record;

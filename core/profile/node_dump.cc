@@ -118,7 +118,7 @@ Status NodeDump::status() const {
   return status_;
 }
 
-bool NodeDump::Chosen(const Step& step) const {
+bool NodeDump::Chosen(const PlanStep& step) const {
   return patterns_->ops.Fits(step.node->op_type()) || patterns_->nodes.Fits(step.node->name());
 }
 
@@ -154,7 +154,7 @@ void NodeDump::Dump(const ExecutionPlan& plan, const ExecutionState& state, int 
                     bool outputs) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!status_.ok() || written_ >= options_.max_files) return;
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   const std::string folder = options_.folder + "/" + FileName(RunTag(state));
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -184,9 +184,9 @@ void NodeDump::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& stat
 
 void NodeDump::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int index,
                          const Status& status) {
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   // A yield's outputs come in later.
-  if (options_.outputs && status.ok() && step.kind != Step::Kind::kYield && Chosen(step))
+  if (options_.outputs && status.ok() && step.kind != PlanStep::Kind::kYield && Chosen(step))
     Dump(plan, state, index, true);
 }
 

@@ -47,7 +47,7 @@ class NodeDump : public ExecutionObserver {
  private:
   struct Patterns;
   NodeDump(NodeDumpOptions options, std::unique_ptr<Patterns> patterns, FileSystem& files);
-  bool Chosen(const Step& step) const;
+  bool Chosen(const PlanStep& step) const;
   void Dump(const ExecutionPlan& plan, const ExecutionState& state, int step, bool outputs);
   Status WriteValue(const std::string& stem, const RuntimeValue& value);
 

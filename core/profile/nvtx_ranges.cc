@@ -70,7 +70,7 @@ Result<std::unique_ptr<RangeSink>> OpenNvtx(const std::string& library) {
 }
 
 void PhaseRanges::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& state, int index) {
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   const Phase phase = step.node->phase();
   std::optional<Phase> open;
   {

@@ -80,7 +80,7 @@ void Profiler::Record(ProfileEvent event) {
 
 ProfileEvent Profiler::EventOf(const ExecutionPlan& plan, const Running& running, int index,
                                ProfileEvent::Kind kind) const {
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   ProfileEvent event;
   event.kind = kind;
   event.tag = running.tag;

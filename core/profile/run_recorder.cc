@@ -30,11 +30,11 @@ bool IsShapeLike(const PlannedValue& value) {
   return counts && value.known && value.shape.elements() <= kShapeElements;
 }
 
-RecordedStep Describe(const ExecutionPlan& plan, const Step& step) {
+RecordedStep Describe(const ExecutionPlan& plan, const PlanStep& step) {
   RecordedStep out;
   const Node& node = *step.node;
   out.kind = step.kind;
-  out.op_type = step.kind == Step::Kind::kCopy ? "Copy" : node.op_type();
+  out.op_type = step.kind == PlanStep::Kind::kCopy ? "Copy" : node.op_type();
   out.node = node.name();
   out.provider = step.provider == nullptr ? "" : step.provider->name();
   out.phase = node.phase();
@@ -54,7 +54,7 @@ RecordedStep Describe(const ExecutionPlan& plan, const Step& step) {
     (is_input ? out.inputs : out.outputs).push_back(value.value->name() + " " + TypeText(value));
     all_shapes &= is_input || IsShapeLike(value);
   }
-  out.makes_shapes = all_shapes && step.kind != Step::Kind::kYield && !out.outputs.empty();
+  out.makes_shapes = all_shapes && step.kind != PlanStep::Kind::kYield && !out.outputs.empty();
   return out;
 }
 
@@ -141,7 +141,7 @@ void RunRecorder::OnEnter(const ExecutionPlan& plan, const ExecutionState& state
     running = std::make_shared<Running>();
     running->plan = &plan;
     running->threads = plan.threads();
-    for (const Step& step : plan.steps()) running->steps.push_back(Describe(plan, step));
+    for (const PlanStep& step : plan.steps()) running->steps.push_back(Describe(plan, step));
     const auto since = std::chrono::steady_clock::now() - origin_;
     running->begin_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -179,7 +179,7 @@ void RunRecorder::OnLeave(const ExecutionPlan& plan, const ExecutionState& state
   if (running == nullptr) return;
   running->profiler.OnLeave(plan, state, status);
   running->memory.OnLeave(plan, state, status);
-  if (status.ok() && state.phase() != ExecutionState::Phase::kFinished) return;  // it goes on later
+  if (status.ok() && state.stage() != ExecutionState::Stage::kFinished) return;  // it goes on later
   std::lock_guard<std::mutex> lock(mutex_);
   running_.erase(&state);
 }

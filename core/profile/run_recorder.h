@@ -29,7 +29,7 @@ struct FusedPart {
 };
 
 struct RecordedStep {
-  Step::Kind kind = Step::Kind::kCompute;
+  PlanStep::Kind kind = PlanStep::Kind::kCompute;
   std::string op_type, node, provider;
   Phase phase = Phase::kForward;
   std::string source;                        // as Node::source

@@ -28,14 +28,14 @@ size_t ValueBytes(const ExecutionState& state, uint32_t id) {
 StepSizes SizesOf(const ExecutionState& state, int index) {
   const ExecutionPlan& plan = state.plan();
   assert(0 <= index && index < static_cast<int>(plan.steps().size()));
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   StepSizes sizes;
   for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
     const size_t bytes = ValueBytes(state, plan.argument_values()[step.first_argument + a]);
     const Kind kind = plan.buffers()[plan.arguments()[step.first_argument + a]].kind;
     const bool lasts = kind == Kind::kParameter || kind == Kind::kConstant || kind == Kind::kCached;
     if (a < step.input_count) (lasts ? sizes.parameter_bytes : sizes.activation_bytes) += bytes;
-    else if (step.kind != Step::Kind::kYield)
+    else if (step.kind != PlanStep::Kind::kYield)
       sizes.output_bytes += bytes;  // a yield's come from the caller
   }
   return sizes;

@@ -53,7 +53,7 @@ ValueRange RangeOf(const std::string& name, const Tensor& tensor) {
 std::vector<std::pair<std::string, Tensor>> ValuesOf(const ExecutionPlan& plan,
                                                      const ExecutionState& state, int index,
                                                      bool outputs) {
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   const uint32_t* ids = plan.argument_values().data() + step.first_argument;
   const uint32_t begin = outputs ? step.input_count : 0;
   const uint32_t end = step.input_count + (outputs ? step.output_count : 0);
@@ -68,7 +68,7 @@ std::vector<std::pair<std::string, Tensor>> ValuesOf(const ExecutionPlan& plan,
 }
 
 WatchedNode Watch(const ExecutionPlan& plan, const ExecutionState& state, int index) {
-  const Step& step = plan.steps()[index];
+  const PlanStep& step = plan.steps()[index];
   WatchedNode out;
   out.label = step.node->Label();
   out.provider = step.provider->name();
@@ -117,7 +117,7 @@ void NonfiniteFinder::OnStepBegin(const ExecutionPlan& plan, const ExecutionStat
 
 void NonfiniteFinder::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
                                 const Status& status) {
-  if (first_nan_ || !status.ok() || plan.steps()[step].kind == Step::Kind::kYield) return;
+  if (first_nan_ || !status.ok() || plan.steps()[step].kind == PlanStep::Kind::kYield) return;
   std::vector<ValueRange> made;
   for (const auto& [name, tensor] : ValuesOf(plan, state, step, /*outputs=*/true))
     made.push_back(RangeOf(name, tensor));
@@ -136,8 +136,8 @@ void ValueLog::OnStepBegin(const ExecutionPlan& plan, const ExecutionState& stat
 
 void ValueLog::OnStepEnd(const ExecutionPlan& plan, const ExecutionState& state, int step,
                          const Status& status) {
-  const Step::Kind kind = plan.steps()[step].kind;
-  if (!status.ok() || kind == Step::Kind::kYield || kind == Step::Kind::kCopy) return;
+  const PlanStep::Kind kind = plan.steps()[step].kind;
+  if (!status.ok() || kind == PlanStep::Kind::kYield || kind == PlanStep::Kind::kCopy) return;
   for (auto& [name, tensor] : ValuesOf(plan, state, step, /*outputs=*/true)) {
     Result<Tensor> copy = tensor.Clone();
     if (copy.ok()) entries_.push_back({name, *std::move(copy), nodes_.size() - 1});

@@ -24,7 +24,7 @@ PassList PassesOf(const PreparedGraphOptions& options, const ProviderList& provi
 // was cancelled or given up has not begun.
 int StepsWithWrites(const ExecutionState& state, const Result<RunOutcome>& outcome) {
   const int at = state.program_counter();
-  const std::vector<Step>& steps = state.plan().steps();
+  const std::vector<PlanStep>& steps = state.plan().steps();
   const bool is_failed_step = !outcome.ok() && outcome.status().code() != StatusCode::kCancelled &&
                               at < static_cast<int>(steps.size());
   return at + (is_failed_step && !steps[at].provider->device().is_host() ? 1 : 0);

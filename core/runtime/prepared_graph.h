@@ -79,7 +79,8 @@ class PreparedGraph {
   // the run itself changes them meanwhile.
   Result<StartedRun> Start(const SharedPlan& plan, std::vector<RuntimeValue> feeds,
                            RunOptions options);
-  // A run that goes on from a snapshot, as ExecutionState::Restore does. `options` as Start has them.
+  // A run that goes on from a snapshot, as ExecutionState::Restore does. `options` as Start has
+  // them.
   Result<StartedRun> Restore(const SharedPlan& plan, const StateSnapshot& snapshot,
                              RunOptions options);
   // Runs to the end; gives the graph's outputs, and the run back.

@@ -270,7 +270,7 @@ Result<WaitingRun> WaitingRun::Clone() const {
 }
 
 Status WaitingRun::Continue(const Rest& rest, RunResult* result) {
-  if (state().phase() == ExecutionState::Phase::kYielded) {
+  if (state().stage() == ExecutionState::Stage::kYielded) {
     RETURN_IF_ERROR(state().Resume(rest.values));
     run_->request.reset();  // a second try would have to give these values, too
   }
@@ -287,7 +287,7 @@ RunResult WaitingRun::GoOn(Rest rest) {
   assert(run_ != nullptr && (!rest.keep || run_->undo == nullptr));
   Program& program = *run_->program;
   const int generation = run_->on.generation;
-  const bool at_yield = state().phase() == ExecutionState::Phase::kYielded;
+  const bool at_yield = state().stage() == ExecutionState::Stage::kYielded;
   const bool is_counted = run_->is_counted;
   RunResult result;
   std::optional<RunRequest> again = run_->request;

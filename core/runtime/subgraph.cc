@@ -38,7 +38,7 @@ class PlannedSubgraph : public SubgraphRunner {
     if (!plan->yields().empty()) return Unsupported("a yield inside of a body of If, Loop or Scan");
     RunOptions options;
     const RandomKey key = outer.random_key();
-    options.seed = key.seed + 0x9e3779b97f4a7c15ull * (key.stream + 1);
+    options.seed = key.seed + 0x9e3779b97f4a7c15ull * (key.subsequence + 1);
     options.step = (key.step << 24) + iteration;
     options.cancel = RunCancel::Current();
     ASSIGN_OR_RETURN(StartedRun run, prepared_.Start(plan, std::move(inputs), std::move(options)));

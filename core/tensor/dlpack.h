@@ -47,7 +47,8 @@ Result<Tensor> ImportDlpack(DLManagedTensor* managed, DlpackImport* facts = null
 // else holds. Elements of less than a byte go out padded. Fails with kUnsupported for strings and
 // undefined tensors, and for devices that DLPack has no code for.
 Result<DLManagedTensorVersioned*> ExportDlpack(const Tensor& tensor, uint64_t flags = 0);
-// Exports for consumers before DLPack 1.0; fails with kUnsupported also for elements of less than a byte.
+// Exports for consumers before DLPack 1.0; fails with kUnsupported also for elements of less than a
+// byte.
 Result<DLManagedTensor*> ExportLegacyDlpack(const Tensor& tensor);
 
 // DLPack's device type and index, as __dlpack_device__ answers.

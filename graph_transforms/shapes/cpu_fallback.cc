@@ -157,7 +157,7 @@ void CpuFallback::TurnReaders(const ShapeChains& chains, const ShapeCut& cut, co
 
 // So does what If and Loop hand on from the device.
 void CpuFallback::TurnResults(const ShapeChains& chains, const ShapeCut& cut, const Twins& twins) {
-  for (const HandedOn& on : chains.handed_on()) {
+  for (const BodyResult& on : chains.body_results()) {
     const bool settled = on.results.empty() || chains.IsOnHost(on.results.front()) ||
                          cut.IsSettled(on.results.front());
     for (const auto& [source, graph] : on.sources) {

@@ -89,7 +89,7 @@ void ShapeChains::AddReads(Node& node) {
   for (int i = 0; i < static_cast<int>(node.inputs().size()); ++i) {
     if (node.input(i) == nullptr) continue;
     const int device = placement_.InputDevice(node, *provider_of_.at(&node), i);
-    // A loop wants the start of what it carries where it carries it; that is for handed_on() to
+    // A loop wants the start of what it carries where it carries it; that is for body_results() to
     // say.
     const bool starts = node.Is("Loop") && i >= 2;
     reads_[node.input(i)].push_back(
@@ -111,19 +111,19 @@ void ShapeChains::AddBodies(Node& node) {
   }
   if (node.Is("If")) {
     for (size_t i = 0; i < node.outputs().size(); ++i) {
-      HandedOn on{&node, {}, {}};
+      BodyResult on{&node, {}, {}};
       if (node.outputs()[i] != nullptr) on.results.push_back(node.outputs()[i]);
       for (Graph* body : bodies) on.sources.emplace_back(body->outputs()[i], body);
-      handed_on_.push_back(std::move(on));
+      body_results_.push_back(std::move(on));
     }
   }
   if (!node.Is("Loop")) return;
   for (size_t i = 2; i < node.inputs().size(); ++i) {
-    HandedOn on{&node, {bodies[0]->inputs()[i]}, {{bodies[0]->outputs()[i - 1], bodies[0]}}};
+    BodyResult on{&node, {bodies[0]->inputs()[i]}, {{bodies[0]->outputs()[i - 1], bodies[0]}}};
     if (node.inputs()[i] != nullptr) on.sources.emplace_back(node.inputs()[i], node.graph());
     if (node.output(static_cast<int>(i) - 2) != nullptr)
       on.results.push_back(node.outputs()[i - 2]);
-    handed_on_.push_back(std::move(on));
+    body_results_.push_back(std::move(on));
   }
 }
 
@@ -143,7 +143,7 @@ std::vector<CopyCount> ShapeChains::Copies() const {
       }
     }
   }
-  for (const HandedOn& on : handed_on_) {
+  for (const BodyResult& on : body_results_) {
     for (const auto& [source, graph] : on.sources) {
       if (!IsConstant(source) && !on.results.empty())
         add(graph, IsOnHost(source), IsOnHost(on.results.front()));

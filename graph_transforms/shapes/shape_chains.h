@@ -32,7 +32,7 @@ struct ValueRead {
 };
 
 // The results of a control-flow node (and, for a loop, its states): one place for all of it.
-struct HandedOn {
+struct BodyResult {
   Node* owner;
   std::vector<Value*> results;  // the node's output and the body's input, as far as they are there
   // The values that they come from (outputs of bodies, the start of a loop), and the graphs that
@@ -61,7 +61,7 @@ class ShapeChains {
   // All nodes, makers before readers.
   const std::vector<Node*>& nodes() const { return nodes_; }
   const std::vector<ValueRead>& reads(const Value* value) const;
-  const std::vector<HandedOn>& handed_on() const { return handed_on_; }
+  const std::vector<BodyResult>& body_results() const { return body_results_; }
   const ExecutionProvider& host() const { return *host_; }
   // As placement has it, by graph in the order of graphs().
   std::vector<CopyCount> Copies() const;
@@ -90,7 +90,7 @@ class ShapeChains {
   std::unordered_map<const Graph*, std::vector<Value*>> values_;
   std::vector<Node*> nodes_;
   std::unordered_map<const Value*, std::vector<ValueRead>> reads_;
-  std::vector<HandedOn> handed_on_;
+  std::vector<BodyResult> body_results_;
   std::unordered_map<const Node*, const ExecutionProvider*> provider_of_;
   std::unordered_map<const Node*, std::string> why_not_movable_;
 };

@@ -56,8 +56,8 @@ ShapeCut::ShapeCut(const ShapeChains& chains, bool move_bodies) : chains_(chains
       }
     }
   }
-  if (move_bodies) SettleHandedOn();
-  for (const HandedOn& on : chains_.handed_on()) {
+  if (move_bodies) SettleBodyResults();
+  for (const BodyResult& on : chains_.body_results()) {
     for (const auto& [source, graph] : on.sources) {
       if (!moved_.count(&on)) fixed_.insert(source);
     }
@@ -81,8 +81,8 @@ ShapeCut::ShapeCut(const ShapeChains& chains, bool move_bodies) : chains_(chains
 
 // All links that somebody on the host, perhaps after other links, reads.
 std::unordered_set<const Value*> ShapeCut::NeededOnHost() const {
-  std::unordered_map<const Value*, const HandedOn*> handed;
-  for (const HandedOn& on : chains_.handed_on()) {
+  std::unordered_map<const Value*, const BodyResult*> handed;
+  for (const BodyResult& on : chains_.body_results()) {
     for (const Value* result : on.results) handed[result] = &on;
   }
   std::vector<const Value*> open;
@@ -113,9 +113,9 @@ std::unordered_set<const Value*> ShapeCut::NeededOnHost() const {
 
 // Begins with all that is needed on the host and takes out, until nothing changes, what some source
 // is missing for.
-void ShapeCut::SettleHandedOn() {
+void ShapeCut::SettleBodyResults() {
   const std::unordered_set<const Value*> needed = NeededOnHost();
-  for (const HandedOn& on : chains_.handed_on()) {
+  for (const BodyResult& on : chains_.body_results()) {
     auto fits = [&](const Value* value) { return IsLink(value) && !chains_.IsOnHost(value); };
     const bool all = std::all_of(on.results.begin(), on.results.end(), fits);
     const bool any = std::any_of(on.results.begin(), on.results.end(),
@@ -128,7 +128,7 @@ void ShapeCut::SettleHandedOn() {
     changed = false;
     available_.clear();
     for (const Graph* graph : chains_.graphs()) FindAvailable(graph);
-    for (const HandedOn& on : chains_.handed_on()) {
+    for (const BodyResult& on : chains_.body_results()) {
       const bool made = std::all_of(on.sources.begin(), on.sources.end(), [&](const auto& source) {
         return IsAvailable(source.first, source.second);
       });
@@ -170,7 +170,7 @@ std::vector<const Value*> ShapeCut::Wanted(const Graph* graph, bool on_host) con
       if (is) wanted.push_back(value);
     }
   }
-  for (const HandedOn& on : chains_.handed_on()) {
+  for (const BodyResult& on : chains_.body_results()) {
     const bool is_on_host =
         moved_.count(&on) > 0 || on.results.empty() || chains_.IsOnHost(on.results.front());
     for (const auto& [source, where] : on.sources) {

@@ -66,7 +66,7 @@ class ShapeCut {
  private:
   class Network;
 
-  void SettleHandedOn();
+  void SettleBodyResults();
   std::unordered_set<const Value*> NeededOnHost() const;
   void CutToHost(const Graph* graph);
   void CutToDevice(const Graph* graph);
@@ -91,8 +91,8 @@ class ShapeCut {
   std::vector<const Value*> Wanted(const Graph* graph, bool on_host) const;
 
   const ShapeChains& chains_;
-  std::unordered_set<const Value*> settled_;   // handed on, and on the host
-  std::unordered_set<const HandedOn*> moved_;  // whose results are settled_
+  std::unordered_set<const Value*> settled_;     // handed on, and on the host
+  std::unordered_set<const BodyResult*> moved_;  // whose results are settled_
   std::unordered_set<const Value*>
       fixed_;  // sources of what is handed on elsewhere: not to be moved by themselves
   std::unordered_set<const Value*>

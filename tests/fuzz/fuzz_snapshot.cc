@@ -93,10 +93,10 @@ void RunOn(const Seeds& seeds, const StateSnapshot& snapshot) {
   ParameterSet parameters = seeds.step.Parameters();
   ExecutionState state(seeds.plan);
   if (!state.Restore(snapshot, {.parameters = &parameters}).ok()) {
-    Require(state.phase() == ExecutionState::Phase::kIdle, "a refused snapshot leaves the state");
+    Require(state.stage() == ExecutionState::Stage::kIdle, "a refused snapshot leaves the state");
     return;
   }
-  if (state.phase() == ExecutionState::Phase::kYielded && !state.Resume(seeds.step.gradients).ok())
+  if (state.stage() == ExecutionState::Stage::kYielded && !state.Resume(seeds.step.gradients).ok())
     return;
   auto outcome = PartialExecutor::Run(state);
   if (!outcome.ok() || *outcome != RunOutcome::kYielded) return;

@@ -65,9 +65,9 @@ TEST_F(CudaRanks, SumGradientsInTheirMemory) {
       });
       on_gpu[c.rank()] = Train(*session, model, c);
       const auto plan = session->StepPlan(PartOf(model.batch(100), c)).value();
-      for (const Step& step : plan->steps()) {
+      for (const PlanStep& step : plan->steps()) {
         const bool computes =
-            step.kind == Step::Kind::kCompute || step.kind == Step::Kind::kDynamic;
+            step.kind == PlanStep::Kind::kCompute || step.kind == PlanStep::Kind::kDynamic;
         EXPECT_TRUE(!computes || !step.provider->device().is_host()) << step.node->op_type();
       }
     });

@@ -103,8 +103,9 @@ class CudaTraining : public StandinCuda {
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     std::set<std::string> out;
     if (!plan.ok()) return out;
-    for (const Step& step : (*plan)->steps()) {
-      const bool computes = step.kind == Step::Kind::kCompute || step.kind == Step::Kind::kDynamic;
+    for (const PlanStep& step : (*plan)->steps()) {
+      const bool computes =
+          step.kind == PlanStep::Kind::kCompute || step.kind == PlanStep::Kind::kDynamic;
       if (computes && step.provider->device().is_host()) {
         const std::string ops = step.node->Attr<std::string>("ops", "");
         out.insert(step.node->op_type() + (ops.empty() ? "" : " of " + ops));

@@ -106,13 +106,13 @@ TEST_P(CutWholeSteps, TwoStatesInterleaved) {
     Trained results[2];
     auto advance = [&](int i) {
       ExecutionState& state = *states[i];
-      if (state.phase() == ExecutionState::Phase::kReady) {
+      if (state.stage() == ExecutionState::Stage::kReady) {
         ASSERT_TRUE(PartialExecutor::Run(state, state.program_counter() + 1).ok());
       } else if (static_cast<int>(results[i].losses.size()) < kUpdates) {
         ASSERT_TRUE(
             step_.Start(state, parameters[i], static_cast<int>(results[i].losses.size())).ok());
       }
-      if (state.phase() != ExecutionState::Phase::kFinished) return;
+      if (state.stage() != ExecutionState::Stage::kFinished) return;
       for (RuntimeValue& value : state.TakeFetches()) results[i].losses.push_back(std::move(value));
       state.Cancel();
     };

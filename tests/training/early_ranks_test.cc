@@ -117,7 +117,7 @@ TEST(EarlyRanks, ABucketIsUpdatedWhileOthersAreExchanged) {
         updates = 0;
     int last_update = -1, agreed = -1, last_wait = -1;
     for (int s = 0; s < static_cast<int>(plan->steps().size()); ++s) {
-      const Step& step = plan->steps()[s];
+      const PlanStep& step = plan->steps()[s];
       if (step.node->Is("CollectiveStart", kCaesuraDomain)) {
         most = std::max(most, ++under_way);
         ++started;

@@ -21,8 +21,9 @@ inline constexpr char kTorchProviderName[] = "TorchExecutionProvider";
 std::shared_ptr<const ExecutionProvider> MakeTorchProvider(
     const std::function<void(KernelRegistry&)>& more = {});
 
-// The torch provider of a device as PyTorch names it ("cuda", "cuda:1"); what has no equivalent goes to the
-// next provider. Fails with kUnsupported where PyTorch has no such device in this process.
+// The torch provider of a device as PyTorch names it ("cuda", "cuda:1"); what has no equivalent
+// goes to the next provider. Fails with kUnsupported where PyTorch has no such device in this
+// process.
 //
 // Runs of a session use its memory in the order of the streams that are current in their threads:
 // one stream for all, or a wait between those of different ones.

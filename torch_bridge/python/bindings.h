@@ -118,7 +118,8 @@ Model ReadSource(nanobind::object source);
 Tensor FromPython(nanobind::handle object, DlpackImport* facts = nullptr);
 // True if the object's type has DLPack's C functions: FromPython is then the fastest way in.
 bool HasDlpackFunctions(nanobind::handle object);
-// A tensor that shares the bytes of a torch.Tensor that the caller holds for as long as the result is used.
+// A tensor that shares the bytes of a torch.Tensor that the caller holds for as long as the result
+// is used.
 Tensor LentByTorch(nanobind::handle tensor);
 // From the first to past the last byte that a torch.Tensor's elements lie in.
 std::pair<const char*, const char*> BytesOfTorch(nanobind::handle tensor);

@@ -110,8 +110,8 @@ class Kernels {
     if (!made.ok()) return made.status().message();
     if (!gpu_) return "";
     const ExecutionPlan& plan = **made;
-    for (const Step& step : plan.steps()) {
-      if (step.kind == Step::Kind::kCopy)
+    for (const PlanStep& step : plan.steps()) {
+      if (step.kind == PlanStep::Kind::kCopy)
         return step.node->op_type() + " has no kernel on " + gpu_->device().ToString();
     }
     for (const Yield::Item& item : plan.fetches()) {

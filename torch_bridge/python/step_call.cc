@@ -112,7 +112,7 @@ class StepCall {
   // for none.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
     if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() ||
-        !GoesOn(progress))
+        !Continues(progress))
       return {};
     if (!written_.empty() && ReadsWhatIsWritten(args, kwargs)) return {};
     for (Feed& feed : feeds_) {
@@ -190,7 +190,7 @@ class StepCall {
 
   // True if the update that this step makes, or comes before, is of parameters that were updated
   // equally often and of all those that have gradients in this window, in its session's scale.
-  bool GoesOn(const Progress& progress) const {
+  bool Continues(const Progress& progress) const {
     if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
       if (!progress.window.is_valid() || progress.loss_scale != session_.progress().loss_scale())
         return false;

@@ -244,9 +244,9 @@ void PrintMemory(Findings& out, const char* title, const ExecutionPlan& plan) {
                                               {"arena", plan.arena_bytes()},
                                               {"steps", plan.steps().size()},
                                               {"threads", plan.threads()}};
-  const auto late = std::count_if(plan.steps().begin(), plan.steps().end(), [](const Step& step) {
-    return step.kind == Step::Kind::kDynamic;
-  });
+  const auto late =
+      std::count_if(plan.steps().begin(), plan.steps().end(),
+                    [](const PlanStep& step) { return step.kind == PlanStep::Kind::kDynamic; });
   memory["steps_sized_at_run_time"] = late;
   if (late > 0) out.Print("  and what %td steps take whose sizes show only at run time\n", late);
 }

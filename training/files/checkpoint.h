@@ -33,7 +33,7 @@ struct Checkpoint {
 
   std::map<std::string, Tensor> parameters;
   std::map<std::string, Tensor> optimizer_state;
-  // Step, schedule, random streams, sampler: whatever is small. Strings are UTF-8; doubles come
+  // Step, schedule, random numbers, sampler: whatever is small. Strings are UTF-8; doubles come
   // back bit for bit (but for the payload of a NaN).
   std::map<std::string, Property> properties;
   // A step that waits in its middle; parameters and optimizer state are as it has left them there.

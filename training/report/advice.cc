@@ -122,7 +122,9 @@ class Rules {
   }
 
   void StepsSizedAtRunTime() {
-    const Wanted late = [](const RecordedStep& step) { return step.kind == Step::Kind::kDynamic; };
+    const Wanted late = [](const RecordedStep& step) {
+      return step.kind == PlanStep::Kind::kDynamic;
+    };
     const double share = Share(late);
     if (share < kWorthwhile) return;
     Add("Make sizes known before the run: pad to fixed lengths, or take masks in place of "

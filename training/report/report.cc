@@ -48,7 +48,7 @@ json StepJson(const RecordedStep& step) {
               {"node", step.node},
               {"phase", PhaseName(step.phase)},
               {"provider", step.provider}};
-  if (step.kind != Step::Kind::kCompute) out["kind"] = StepKindName(step.kind);
+  if (step.kind != PlanStep::Kind::kCompute) out["kind"] = StepKindName(step.kind);
   if (!step.source.empty()) out["source"] = step.source;
   if (!step.inputs.empty()) out["inputs"] = step.inputs;
   if (!step.outputs.empty()) out["outputs"] = step.outputs;

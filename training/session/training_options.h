@@ -28,12 +28,12 @@ enum class OnFailure : uint8_t {
   kStop,   // Step returns the error
   kSkip,   // the batch is left out: Step returns NaN
   kRetry,  // the step is done again, with the same random numbers
-  // The step is done again on the session's default providers, where it stays (provider_fallback.h). A failure
-  // of a provider has this answer without a policy.
+  // The step is done again on the session's default providers, where it stays
+  // (provider_fallback.h). A failure of a provider has this answer without a policy.
   kRetryOnDefaults,
-  // The step is done again as micro-steps on parts of the batch, whose mean gradient makes the update: with a
-  // loss that is a mean over the batch the same gradient up to the rounding of its sum. Batch
-  // statistics and random numbers are those of the parts.
+  // The step is done again as micro-steps on parts of the batch, whose mean gradient makes the
+  // update: with a loss that is a mean over the batch the same gradient up to the rounding of its
+  // sum. Batch statistics and random numbers are those of the parts.
   kRetryInParts,
 };
 

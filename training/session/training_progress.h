@@ -25,7 +25,8 @@ struct TrainingProgress {
   bool loss_is_mean = false;
 
   int64_t updates = 0;  // done; bias correction and the schedule go by them
-  // Done since the run began: random numbers differ by them, and they tell when the next update is due.
+  // Done since the run began: random numbers differ by them, and they tell when the next update is
+  // due.
   int64_t micro_steps = 0;
   int64_t since_update = 0;  // micro-steps; where the caller decides when to update
   double base_rate = 0;      // times the schedule: the learning rate
@@ -48,8 +49,8 @@ struct TrainingProgress {
   }
   // There are sums of gradients that later micro-steps read, or may be.
   bool has_sums() const { return logical_shards == 0 || accumulated() > 0; }
-  // The step of the key of random numbers (RandomKey) that this rank uses next. With logical shards a
-  // shard has the same one on any number of ranks.
+  // The step of the key of random numbers (RandomKey) that this rank uses next. With logical shards
+  // a shard has the same one on any number of ranks.
   int64_t random_step(int rank) const {
     return logical_shards == 0 ? micro_steps : OfAllRanks() + rank * micro_steps_to_update;
   }

@@ -54,7 +54,8 @@ class CollectiveWriter {
   // Replaces the values by their sums over all ranks, in buckets of one dtype. REQUIRES: float
   // tensors of known shapes.
   void AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
-  // Replaces the values by their sums over all ranks as AllReduce does, in a fixed order among `ranks` ranks, a binary tree.
+  // Replaces the values by their sums over all ranks as AllReduce does, in a fixed order among
+  // `ranks` ranks, a binary tree.
   void OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes, int ranks);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
@@ -71,8 +72,8 @@ class CollectiveWriter {
   void Await(Value* value) { awaited_.push_back(value); }
   // `value`, once all collectives of all ranks have succeeded.
   Value* Agreed(Value* value);
-  // `value`, once all collectives have succeeded, if updates do not wait for it: it comes after the last collectives, and what the
-  // others gave need not live so long.
+  // `value`, once all collectives have succeeded, if updates do not wait for it: it comes after the
+  // last collectives, and what the others gave need not live so long.
   Value* AgreedAtLast(Value* value);
 
  private:

@@ -17,14 +17,14 @@ struct DenseCopy {
 };
 
 // All that the compute function needs.
-struct DensePlan {
+struct DenseSpec {
   ComputeFunction inner;
   size_t scratch;  // of the inner kernel
   int inputs, outputs;
   std::vector<DenseCopy> copies;
 };
 
-Status ComputeDense(const DensePlan& plan, KernelContext& context) {
+Status ComputeDense(const DenseSpec& plan, KernelContext& context) {
   InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const DenseCopy& c : plan.copies) {
     void* dense = context.Scratch<void>(c.scratch);
@@ -38,7 +38,7 @@ Status ComputeDense(const DensePlan& plan, KernelContext& context) {
 }  // namespace
 
 Status CreateThroughDense(KernelInfo& info, KernelFactory factory) {
-  DensePlan plan{{}, 0, info.input_count(), info.output_count(), {}};
+  DenseSpec plan{{}, 0, info.input_count(), info.output_count(), {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax)
     return info.Refuse("too many inputs to copy");
   for (int i = 0; i < plan.outputs; ++i) {

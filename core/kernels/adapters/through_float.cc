@@ -26,7 +26,7 @@ void Convert(int threads, int64_t count, const From* from, To* to) {
 }
 
 // All that the compute function needs.
-struct FloatPlan {
+struct FloatSpec {
   ComputeFunction inner;
   size_t scratch;  // of the inner kernel
   int inputs, outputs, threads;
@@ -34,7 +34,7 @@ struct FloatPlan {
 };
 
 template <typename Half>
-Status ComputeInFloat(const FloatPlan& plan, KernelContext& context) {
+Status ComputeInFloat(const FloatSpec& plan, KernelContext& context) {
   InnerArguments arguments(context, plan.inputs, plan.outputs);
   for (const Conversion& c : plan.widened) {
     float* wide = context.Scratch<float>(c.scratch);
@@ -56,7 +56,7 @@ Status ComputeInFloat(const FloatPlan& plan, KernelContext& context) {
 
 Status CreateThroughFloat(KernelInfo& info, KernelFactory factory) {
   DType half = DType::kUndefined;
-  FloatPlan plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
+  FloatSpec plan{{}, 0, info.input_count(), info.output_count(), info.threads(), {}, {}};
   if (plan.inputs + plan.outputs > InnerArguments::kMax)
     return info.Refuse("too many inputs to run through float32");
   std::vector<InputInfo> inputs;

@@ -5,7 +5,7 @@
 // either moves one element a step or stands still. Kernels then have plain loops over runs, and no
 // index arithmetic an element.
 //
-//   ASSIGN_OR_RETURN(BroadcastPlan<2> plan, MakeBroadcastPlan<2>(output, {&a_shape, &b_shape}));
+//   ASSIGN_OR_RETURN(BroadcastSpec<2> plan, MakeBroadcastPlan<2>(output, {&a_shape, &b_shape}));
 //   ParallelFor(threads, plan.elements, grain, [&](int64_t first, int64_t last) {
 //     ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
 //       BinaryRun(a + offsets[0], plan.Moves(0), b + offsets[1], plan.Moves(1), y + at, length,
@@ -34,7 +34,7 @@ namespace caesura {
 inline constexpr int kMaxBroadcastDims = 16;
 
 template <int N>
-struct BroadcastPlan {
+struct BroadcastSpec {
   int rank = 1;
   std::array<int64_t, kMaxBroadcastDims> dims = {1};  // outermost first
   std::array<std::array<int64_t, kMaxBroadcastDims>, N> strides =
@@ -50,7 +50,7 @@ namespace broadcast_internal {
 // Appends a dim to the plan, merged into the previous one where every operand allows it. False when
 // the plan is full.
 template <int N>
-bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim,
+bool AppendDim(BroadcastSpec<N>& plan, int& used, int64_t dim,
                const std::array<int64_t, N>& strides) {
   bool merges = used > 0;
   for (int n = 0; n < N && merges; ++n) merges = plan.strides[n][used - 1] == strides[n] * dim;
@@ -69,7 +69,7 @@ bool AppendDim(BroadcastPlan<N>& plan, int& used, int64_t dim,
 // Fails with kInvalidArgument when a shape does not broadcast to `output`, kDeclined beyond
 // kMaxBroadcastDims.
 template <int N>
-Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
+Result<BroadcastSpec<N>> MakeBroadcastPlan(const Shape& output,
                                            const std::array<const Shape*, N>& shapes) {
   std::array<std::vector<int64_t>, N> strides;
   for (int n = 0; n < N; ++n) {
@@ -79,7 +79,7 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
                              output.ToString());
     }
   }
-  BroadcastPlan<N> plan;
+  BroadcastSpec<N> plan;
   plan.elements = output.elements();
   int used = 0;
   for (int d = 0; d < output.rank(); ++d) {
@@ -104,7 +104,7 @@ Result<BroadcastPlan<N>> MakeBroadcastPlan(const Shape& output,
 template <int N>
 class RunWalk {
  public:
-  RunWalk(const BroadcastPlan<N>& plan, int64_t first, int64_t last)
+  RunWalk(const BroadcastSpec<N>& plan, int64_t first, int64_t last)
       : plan_(plan), at_(first), last_(last) {
     assert(0 <= first && first < last && last <= plan.elements);
     if (plan.rank > 1) {
@@ -155,7 +155,7 @@ class RunWalk {
     length_ = std::min(plan_.dims[inner] - index_[inner], last_ - at_);
   }
 
-  const BroadcastPlan<N>& plan_;
+  const BroadcastSpec<N>& plan_;
   int64_t at_, last_, length_;
   std::array<int64_t, N> offsets_;
   std::array<int64_t, kMaxBroadcastDims> index_;  // unused where there is one run
@@ -164,7 +164,7 @@ class RunWalk {
 // Calls fn(offsets, at, length) for each piece that RunWalk has, from one place only, so that it is
 // compiled once.
 template <int N, typename Fn>
-void ForEachRun(const BroadcastPlan<N>& plan, int64_t first, int64_t last, Fn&& fn) {
+void ForEachRun(const BroadcastSpec<N>& plan, int64_t first, int64_t last, Fn&& fn) {
   RunWalk<N> walk(plan, first, last);
   do fn(walk.offsets(), walk.at(), walk.length());
   while (walk.Next());

@@ -19,8 +19,8 @@ namespace caesura {
 // knows) keeps its since_version.
 Status NormalizeOpsets(Model& model);
 
-// Normalizes some nodes of one graph as NormalizeOpsets does, with inference of their types in the given (topological)
-// order.
+// Normalizes some nodes of one graph as NormalizeOpsets does, with inference of their types in the
+// given (topological) order.
 Status NormalizeNodes(Graph& graph, const std::vector<Node*>& nodes);
 
 // The last version of a default-domain op that changed what an unchanged node means; 1 when none

@@ -17,7 +17,7 @@ void AtenRule(GradientContext& g) {
   std::vector<Value*> inputs, outputs;
   std::vector<int64_t> from, to;
   for (int i = 0; i < g.output_count(); ++i) {
-    const Expr dy = g.Leads(i) ? g.dY(i) : Expr();
+    const Expr dy = g.IsOnPath(i) ? g.dY(i) : Expr();
     if (!dy) continue;
     from.push_back(i);
     inputs.push_back(dy.value());

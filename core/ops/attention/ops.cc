@@ -29,8 +29,8 @@ void AttentionRule(GradientContext& g) {
 
 // The kernel's form: no cache, and only Y differentiated. All else through the function body.
 bool IsPlainAttention(const GradientContext& g) {
-  return !g.HasInput(4) && !g.HasInput(5) && !g.HasInput(6) && !g.Leads(1) && !g.Leads(2) &&
-         !g.Leads(3);
+  return !g.HasInput(4) && !g.HasInput(5) && !g.HasInput(6) && !g.IsOnPath(1) && !g.IsOnPath(2) &&
+         !g.IsOnPath(3);
 }
 
 // Y = X rotated by an angle;  dX = dY rotated back: the same with -sin

@@ -53,7 +53,7 @@ Status CreateIf(KernelInfo& info) {
 
 // --- Loop ---
 
-struct LoopPlan {
+struct LoopSpec {
   std::shared_ptr<SubgraphRunner> body;
   std::string label;
   bool has_trip_count = false;
@@ -65,7 +65,7 @@ struct LoopPlan {
 
 // One iteration: `state` and `condition` become what the body returns. What it has from `initial`
 // stays borrowed.
-Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition, Values* state,
+Status Iterate(const LoopSpec& loop, int64_t iteration, RuntimeValue* condition, Values* state,
                std::vector<ScanOutput>* scans, KernelContext& context) {
   Values inputs;
   inputs.reserve(2 + loop.carried);
@@ -90,7 +90,7 @@ Status Iterate(const LoopPlan& loop, int64_t iteration, RuntimeValue* condition,
   return {};
 }
 
-Status RunLoop(const LoopPlan& loop, KernelContext& context) {
+Status RunLoop(const LoopSpec& loop, KernelContext& context) {
   const int64_t trips =
       loop.has_trip_count ? *context.Input<int64_t>(0) : std::numeric_limits<int64_t>::max();
   RuntimeValue condition = Tensor::Scalar<bool>(!loop.has_condition || *context.Input<bool>(1));
@@ -114,7 +114,7 @@ Status RunLoop(const LoopPlan& loop, KernelContext& context) {
 }
 
 Status CreateLoop(KernelInfo& info) {
-  LoopPlan loop;
+  LoopSpec loop;
   loop.body = info.Subgraph("body");
   if (loop.body == nullptr) return info.Refuse("needs an executor that runs its body");
   loop.label = info.node().Label();

@@ -45,7 +45,7 @@ struct Slicer {
   }
 };
 
-struct ScanPlan {
+struct ScanSpec {
   std::shared_ptr<SubgraphRunner> body;
   std::string label;
   int states = 0;
@@ -58,7 +58,7 @@ struct ScanPlan {
 };
 
 // Runs all iterations over the tensors at `bases`; `row` is that of the batch.
-Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const void*>& bases,
+Status RunIterations(const ScanSpec& scan, int64_t row, const std::vector<const void*>& bases,
                      Values* state, std::vector<ScanOutput>* outputs, KernelContext& context) {
   for (int64_t t = 0; t < scan.length; ++t) {
     Values inputs;
@@ -80,13 +80,13 @@ Status RunIterations(const ScanPlan& scan, int64_t row, const std::vector<const 
   return {};
 }
 
-std::vector<ScanOutput> MakeOutputs(const ScanPlan& scan) {
+std::vector<ScanOutput> MakeOutputs(const ScanSpec& scan) {
   std::vector<ScanOutput> outputs;
   for (const ValueType& type : scan.scan_types) outputs.emplace_back(scan.label, type);
   return outputs;
 }
 
-Status RunScan(const ScanPlan& scan, KernelContext& context) {
+Status RunScan(const ScanSpec& scan, KernelContext& context) {
   Values borrowed;
   std::vector<const void*> bases;
   for (int i = 0; i < scan.states; ++i) borrowed.push_back(context.InputValue(i));
@@ -111,7 +111,7 @@ Status RunScan(const ScanPlan& scan, KernelContext& context) {
 
 // Opset 8: each row of the batch is a scan of its own; all results are stacked along the batch
 // axis.
-Status RunBatchedScan(const ScanPlan& scan, KernelContext& context) {
+Status RunBatchedScan(const ScanSpec& scan, KernelContext& context) {
   std::vector<ScanOutput> stacked;
   for (int i = 0; i < scan.states; ++i)
     stacked.emplace_back(scan.label, scan.body->graph().outputs()[i]->type());
@@ -154,8 +154,8 @@ Result<std::vector<int64_t>> Flags(const KernelInfo& info, const char* name, siz
   return values;
 }
 
-Result<ScanPlan> PlanBody(const KernelInfo& info, int first_input) {
-  ScanPlan scan;
+Result<ScanSpec> PlanBody(const KernelInfo& info, int first_input) {
+  ScanSpec scan;
   scan.body = info.Subgraph("body");
   if (scan.body == nullptr) return info.Refuse("needs an executor that runs its body");
   scan.label = info.node().Label();
@@ -184,7 +184,7 @@ Result<ScanPlan> PlanBody(const KernelInfo& info, int first_input) {
 }
 
 // All scan inputs must have one length; the first one sets it.
-Status AddSlicer(const KernelInfo& info, ScanPlan* scan, int input, int64_t axis, bool reverse) {
+Status AddSlicer(const KernelInfo& info, ScanSpec* scan, int input, int64_t axis, bool reverse) {
   const Shape& shape = info.InputShape(input);
   auto normalized = NormalizeAxis(axis, shape.rank());
   if (!normalized.ok()) {
@@ -202,7 +202,7 @@ Status AddSlicer(const KernelInfo& info, ScanPlan* scan, int input, int64_t axis
 }
 
 Status CreateScan(KernelInfo& info) {
-  ASSIGN_OR_RETURN(ScanPlan scan, PlanBody(info, 0));
+  ASSIGN_OR_RETURN(ScanSpec scan, PlanBody(info, 0));
   const size_t scan_inputs = info.node().inputs().size() - scan.states;
   ASSIGN_OR_RETURN(const auto axes, Flags(info, "scan_input_axes", scan_inputs));
   ASSIGN_OR_RETURN(const auto reversed, Flags(info, "scan_input_directions", scan_inputs));
@@ -221,7 +221,7 @@ Status CreateScan(KernelInfo& info) {
 
 Status CreateBatchedScan(KernelInfo& info) {
   if (info.HasInput(0)) return info.Refuse("does not implement sequence_lens of opset 8");
-  ASSIGN_OR_RETURN(ScanPlan scan, PlanBody(info, 1));
+  ASSIGN_OR_RETURN(ScanSpec scan, PlanBody(info, 1));
   const size_t scan_inputs = info.node().inputs().size() - 1 - scan.states;
   ASSIGN_OR_RETURN(const auto reversed, Flags(info, "directions", scan_inputs));
   for (size_t i = 1; i < info.node().inputs().size(); ++i) {

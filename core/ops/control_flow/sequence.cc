@@ -161,7 +161,7 @@ Status CreateSequenceLength(KernelInfo& info) {
 
 // --- SplitToSequence ---
 
-struct SplitPlan {
+struct SplitSpec {
   std::string label;
   DType dtype;
   Shape shape;
@@ -174,7 +174,7 @@ constexpr int64_t kMaxParts = int64_t{1}
                               << 24;  // a tensor without elements may have a dim of any size
 
 // The lengths of the parts along the axis.
-Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelContext& context) {
+Result<std::vector<int64_t>> PartLengths(const SplitSpec& plan, const KernelContext& context) {
   const int64_t size = plan.shape[plan.axis];
   std::vector<int64_t> given = {1};
   if (plan.has_split) {
@@ -208,7 +208,7 @@ Result<std::vector<int64_t>> PartLengths(const SplitPlan& plan, const KernelCont
   return lengths;
 }
 
-Status SplitIntoSequence(const SplitPlan& plan, const KernelContext& context) {
+Status SplitIntoSequence(const SplitSpec& plan, const KernelContext& context) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, PartLengths(plan, context));
   const int64_t outer = plan.shape.Elements(0, plan.axis);
   const int64_t inner = plan.shape.Elements(plan.axis + 1, plan.shape.rank());
@@ -235,7 +235,7 @@ Status SplitIntoSequence(const SplitPlan& plan, const KernelContext& context) {
 Status CreateSplitToSequence(KernelInfo& info) {
   if (!info.HasInput(0) || !info.input(0).is_tensor)
     return info.Invalid("input 0 must be a tensor");
-  SplitPlan plan{info.node().Label(),
+  SplitSpec plan{info.node().Label(),
                  info.InputDType(0),
                  info.InputShape(0),
                  0,

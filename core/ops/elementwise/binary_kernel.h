@@ -22,7 +22,7 @@ namespace caesura {
 
 struct BinaryShape {
   Shape output;
-  BroadcastPlan<2> plan;
+  BroadcastSpec<2> plan;
 };
 
 // Inputs 0 and 1 broadcast against each other. Fails when one is missing or the shapes do not fit.
@@ -33,7 +33,7 @@ Result<BinaryShape> BroadcastSameType(const KernelInfo& info);
 // y = fn(a, b) over the plan, on `threads` threads. `y` may be `a` or `b` where they have its size.
 // `kWide` is false for functions that call into libm, which no instruction set makes faster.
 template <bool kWide = true, typename A, typename B, typename Y, typename Fn>
-void RunBinary(const BroadcastPlan<2>& plan, int threads, const A* a, const B* b, Y* y,
+void RunBinary(const BroadcastSpec<2>& plan, int threads, const A* a, const B* b, Y* y,
                const Fn& fn) {
   auto op = [&fn](const A& left, const B& right) {
     return Narrow<Y>(fn(Widen(left), Widen(right)));

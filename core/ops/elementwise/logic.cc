@@ -97,7 +97,7 @@ void CopyRun(const T* x, bool moves, T* y, int64_t n) {
 }
 
 template <typename T>
-void WhereRun(const BroadcastPlan<3>& plan, const uint8_t* condition, const T* a, const T* b, T* y,
+void WhereRun(const BroadcastSpec<3>& plan, const uint8_t* condition, const T* a, const T* b, T* y,
               int64_t n) {
   if (!plan.Moves(0)) {
     *condition != 0 ? CopyRun(a, plan.Moves(1), y, n) : CopyRun(b, plan.Moves(2), y, n);

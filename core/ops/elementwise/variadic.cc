@@ -14,7 +14,7 @@ constexpr int64_t kVariadicTile = 1024;
 
 struct Operands {
   Shape output;
-  std::vector<BroadcastPlan<1>> plans;  // one an input, each against the output's shape
+  std::vector<BroadcastSpec<1>> plans;  // one an input, each against the output's shape
 };
 
 Result<Operands> BroadcastAll(const KernelInfo& info) {
@@ -41,7 +41,7 @@ Result<Operands> BroadcastAll(const KernelInfo& info) {
 
 // tile[j] = combine(tile[j], x[first + j]) for output elements [first, last).
 template <typename T, typename A, typename Combine>
-void AccumulateTile(const BroadcastPlan<1>& plan, const T* x, int64_t first, int64_t last, A* tile,
+void AccumulateTile(const BroadcastSpec<1>& plan, const T* x, int64_t first, int64_t last, A* tile,
                     Combine combine) {
   ForEachRun(plan, first, last, [&](const auto& offsets, int64_t at, int64_t length) {
     A* run = tile + (at - first);

@@ -114,7 +114,7 @@ void FusedRows::MakeGrid(const KernelInfo& info) {
   if (grid_.dims.empty()) grid_.dims.push_back(1);
 }
 
-Status FusedRows::MakeSteps(KernelInfo& info, int64_t rows, std::vector<TileStep>* steps) {
+Status FusedRows::MakeTileKernels(KernelInfo& info, int64_t rows, std::vector<TileKernel>* steps) {
   const bool full = steps == &full_;
   std::vector<Shape> shapes(values_.size());
   for (int i = 0; i < inputs_; ++i) {
@@ -123,7 +123,7 @@ Status FusedRows::MakeSteps(KernelInfo& info, int64_t rows, std::vector<TileStep
   }
   for (const auto& [value, tensor] : body_.initializers()) shapes[Id(value)] = tensor.shape();
   for (const auto& node : body_.nodes()) {
-    TileStep step;
+    TileKernel step;
     std::vector<InputInfo> inputs;
     bool has_rows = false;
     for (const Value* value : node->inputs()) {
@@ -278,8 +278,8 @@ Status FusedRows::Create(KernelInfo& info) {
     const auto bytes = static_cast<int64_t>(DTypeSize(info.InputDType(i)));
     row_operands_.push_back({id, i, bytes, GridStrides(info.InputShape(i))});
   }
-  RETURN_IF_ERROR(MakeSteps(info, grid_.tile, &full_));
-  if (grid_.tail() != grid_.tile) RETURN_IF_ERROR(MakeSteps(info, grid_.tail(), &tail_));
+  RETURN_IF_ERROR(MakeTileKernels(info, grid_.tile, &full_));
+  if (grid_.tail() != grid_.tile) RETURN_IF_ERROR(MakeTileKernels(info, grid_.tail(), &tail_));
   RETURN_IF_ERROR(MakeOutputs(info));
   scratch_ = info.BookScratch(PlaceScratch());
   return {};

@@ -38,7 +38,7 @@ struct RowOperand {
   std::vector<int64_t> strides;  // in elements, along the grid's dims; 0 repeats
 };
 
-struct TileStep {
+struct TileKernel {
   ComputeFunction compute;
   std::vector<uint32_t> ids;  // inputs, then outputs: of the body's values; 0: absent
   uint32_t first_output;
@@ -75,7 +75,7 @@ class FusedRows {
  private:
   Status MakeValues(KernelInfo& info);
   void MakeGrid(const KernelInfo& info);
-  Status MakeSteps(KernelInfo& info, int64_t rows, std::vector<TileStep>* steps);
+  Status MakeTileKernels(KernelInfo& info, int64_t rows, std::vector<TileKernel>* steps);
   Status MakeOutputs(KernelInfo& info);
   // Values that stay in the tile take turns in its memory. Returns the bytes of all parts.
   size_t PlaceScratch();
@@ -97,7 +97,7 @@ class FusedRows {
   std::vector<std::pair<uint32_t, int>> shared_;  // values without rows and the inputs they are
   std::vector<std::pair<uint32_t, const void*>> constants_;
   std::vector<ColumnOutput> columns_;
-  std::vector<TileStep> full_, tail_;
+  std::vector<TileKernel> full_, tail_;
   // A part's scratch: the table of addresses, values that stay in the tile, sums over rows, the
   // kernels' own.
   size_t scratch_ = 0, part_bytes_ = 0, table_bytes_ = 0, kernel_scratch_ = 0;

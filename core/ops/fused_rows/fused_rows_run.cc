@@ -38,7 +38,7 @@ Status FusedRows::RunTiles(KernelContext& context, int part, int64_t first, int6
           const_cast<char*>(static_cast<const char*>(base)) + at * operand.element_bytes;
     }
     const bool is_tail = !tail_.empty() && in_line == grid_.tiles_in_line - 1;
-    for (const TileStep& step : is_tail ? tail_ : full_) {
+    for (const TileKernel& step : is_tail ? tail_ : full_) {
       KernelContext inner(table, step.ids.data(), step.first_output, memory + kernel_scratch_, 0,
                           nullptr);
       RETURN_IF_ERROR(step.compute(inner));

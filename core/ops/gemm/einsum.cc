@@ -79,7 +79,7 @@ void StridedSum(const CopySpec& s, const void* src, void* dst) {
 using CopyFunction = void (*)(const CopySpec&, const void*, void*);
 
 // One thing that the compute function does: a copy from `a`, or a product of `a` and `b`.
-struct Step {
+struct EinsumPart {
   bool is_copy;
   CopySpec copy;
   Gemm gemm;
@@ -110,7 +110,7 @@ class Compiler {
   Compiler(KernelInfo& info, EinsumEquation equation)
       : info_(info), equation_(std::move(equation)) {}
 
-  Result<std::vector<Step>> Compile() {
+  Result<std::vector<EinsumPart>> Compile() {
     EinsumOperand current{equation_.operands[0], {Place::Kind::kInput, 0}};
     for (size_t i = 1; i < equation_.operands.size(); ++i) {
       ASSIGN_OR_RETURN(current,
@@ -153,7 +153,7 @@ class Compiler {
 
   // Emits a copy of `from` that keeps `kept` in this order and sums the rest.
   EinsumOperand Copy(const EinsumOperand& from, const std::vector<EinsumDim>& kept, Place to) {
-    Step step{true, {kept, {}}, {}, from.place, {}, to};
+    EinsumPart step{true, {kept, {}}, {}, from.place, {}, to};
     for (const EinsumDim& dim : from.dims) {
       const bool keep = std::any_of(kept.begin(), kept.end(),
                                     [&](const EinsumDim& k) { return k.label == dim.label; });
@@ -277,7 +277,7 @@ class Compiler {
 
   KernelInfo& info_;
   EinsumEquation equation_;
-  std::vector<Step> steps_;
+  std::vector<EinsumPart> steps_;
 };
 
 Status CreateEinsum(KernelInfo& info) {
@@ -293,12 +293,12 @@ Status CreateEinsum(KernelInfo& info) {
   std::vector<int64_t> dims;
   for (const EinsumDim& dim : equation->output) dims.push_back(dim.size);
   info.SetOutput(0, info.InputDType(0), Shape(dims));
-  ASSIGN_OR_RETURN(std::vector<Step> steps, Compiler(info, *std::move(equation)).Compile());
+  ASSIGN_OR_RETURN(std::vector<EinsumPart> steps, Compiler(info, *std::move(equation)).Compile());
   CopyFunction copy = nullptr;
   DispatchNumeric(info.InputDType(0),
                   [&](auto tag) { copy = StridedSum<typename decltype(tag)::type>; });
   info.SetCompute([copy, steps = std::move(steps)](KernelContext& context) {
-    for (const Step& step : steps) {
+    for (const EinsumPart& step : steps) {
       if (step.is_copy) {
         copy(step.copy, step.a.Address(context), step.to.Address(context));
       } else {

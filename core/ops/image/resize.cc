@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Resize and Upsample: to the nearest by index tables, otherwise one weighted pass an axis.
 #include "core/base/status_macros.h"
-#include "core/ops/image/resize_plan.h"
+#include "core/ops/image/resize_spec.h"
 #include "core/kernels/walks/tap_chain.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/walks/mapped_copy.h"
@@ -11,7 +11,7 @@
 namespace caesura {
 namespace {
 
-Status SetNearest(KernelInfo& info, const ResizePlan& plan) {
+Status SetNearest(KernelInfo& info, const ResizeSpec& plan) {
   const DType dtype = info.InputDType(0);
   const Shape& shape = info.InputShape(0);
   std::vector<AxisMap> maps;
@@ -40,13 +40,13 @@ Status SetNearest(KernelInfo& info, const ResizePlan& plan) {
 }
 
 template <typename T, typename A>
-void SetPasses(KernelInfo& info, const ResizePlan& plan) {
+void SetPasses(KernelInfo& info, const ResizeSpec& plan) {
   const TapChain<T, A> chain(info, info.InputShape(0), plan.axes, false, plan.fill);
   info.SetCompute([chain](KernelContext& context) { chain.Run(context); });
 }
 
 Status CreateResizeFrom(KernelInfo& info, ResizeInputs inputs) {
-  ASSIGN_OR_RETURN(const ResizePlan plan, MakeResizePlan(info, info.InputShape(0), inputs));
+  ASSIGN_OR_RETURN(const ResizeSpec plan, MakeResizePlan(info, info.InputShape(0), inputs));
   const DType dtype = info.InputDType(0);
   info.SetOutput(0, dtype, plan.out);
   if (plan.nearest) return SetNearest(info, plan);

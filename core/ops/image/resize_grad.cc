@@ -4,7 +4,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/ops/image/grid_sampler.h"
-#include "core/ops/image/resize_plan.h"
+#include "core/ops/image/resize_spec.h"
 #include "core/kernels/walks/tap_chain.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/simd/parallel.h"
@@ -22,7 +22,7 @@ Status CheckGradientShape(const KernelInfo& info, const Shape& expected) {
 
 Status CreateResizeGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const Shape shape, CheckDims(info, info.HostInts(1), info.InputDType(0)));
-  ASSIGN_OR_RETURN(const ResizePlan plan, MakeResizePlan(info, shape, {2, 3, 4}));
+  ASSIGN_OR_RETURN(const ResizeSpec plan, MakeResizePlan(info, shape, {2, 3, 4}));
   RETURN_IF_ERROR(CheckGradientShape(info, plan.out));
   info.SetOutput(0, info.InputDType(0), shape);
   DispatchFloat(info.InputDType(0), [&](auto tag) {

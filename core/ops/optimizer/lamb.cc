@@ -18,7 +18,7 @@ void FillDirection(const LambRule<A>& rule, const T* __restrict p, const T* __re
 
 // Updates m and v, then leaves the sums of squares of p and u of each block in `sums`.
 template <typename T>
-void UpdateMoments(const UpdateGroup& group, const UpdateStep& step,
+void UpdateMoments(const UpdateGroup& group, const Hyperparameters& step,
                    const LambRule<Accumulator<T>>& rule, KernelContext& context, double* sums) {
   using A = Accumulator<T>;
   group.Apply<T, 2>(context, step, [&](int) -> const auto& { return rule; });
@@ -49,7 +49,7 @@ void TrustRatios(const UpdateGroup& group, const double* sums, double* ratios) {
 }
 
 template <typename T>
-void RunLamb(const UpdateGroup& group, const UpdateStep& step, double* scratch,
+void RunLamb(const UpdateGroup& group, const Hyperparameters& step, double* scratch,
              KernelContext& context) {
   using A = Accumulator<T>;
   const auto rule = LambRule<A>::Of(step, false);
@@ -78,7 +78,7 @@ Status CreateLambUpdate(KernelInfo& info) {
   DispatchFloat(group.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     info.SetCompute([group, scratch](KernelContext& context) -> Status {
-      ASSIGN_OR_RETURN(const UpdateStep step, group.ReadStep(context));
+      ASSIGN_OR_RETURN(const Hyperparameters step, group.ReadHyperparameters(context));
       group.CopyToOutputs(context);
       if (!step.skip) RunLamb<T>(group, step, context.Scratch<double>(scratch), context);
       return {};

@@ -14,9 +14,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
                  unsigned* error, unsigned wrong_step, const unsigned* gate, double* sums) {
   __shared__ Rule rule;
-  __shared__ Step step;
+  __shared__ Hyperparameters step;
   if (threadIdx.x == 0) {
-    step = ReadStep(rates, number, scale_at, numbers, error, gate);
+    step = ReadHyperparameters(rates, number, scale_at, numbers, error, gate);
     if (step.number < 1 && blockIdx.x == 0) atomicCAS(error, 0u, wrong_step);
     rule = RuleOf(step, numbers, nullptr);
   }
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     lamb_ratios(const R* rates, const i64* number, const Q* scale_at,
                 const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
                 const unsigned* error, const unsigned* gate, const double* sums, double* ratios) {
-  if (ReadStep(rates, number, scale_at, numbers, error, gate).skip) return;
+  if (ReadHyperparameters(rates, number, scale_at, numbers, error, gate).skip) return;
   const int t = blockIdx.x;
   const i64 chunks = (table.elements[t] + CHUNK - 1) / CHUNK;
   double of_p = 0, of_u = 0;
@@ -76,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
                     const unsigned* error, const unsigned* gate, const double* ratios) {
   __shared__ Rule rule;
-  __shared__ Step step;
+  __shared__ Hyperparameters step;
   if (threadIdx.x == 0) {
-    step = ReadStep(rates, number, scale_at, numbers, error, gate);
+    step = ReadHyperparameters(rates, number, scale_at, numbers, error, gate);
     rule = RuleOf(step, numbers, nullptr);
   }
   __syncthreads();

@@ -7,7 +7,7 @@ extern "C" __global__ void set_scalars(const R* rates, const i64* number, const 
                                        const __grid_constant__ Table table,
                                        const __grid_constant__ Numbers numbers, unsigned* error,
                                        const unsigned* gate) {
-  const Step step = ReadStep(rates, number, scale_at, numbers, error, gate);
+  const Hyperparameters step = ReadHyperparameters(rates, number, scale_at, numbers, error, gate);
   if (step.skip) return;
   for (int t = threadIdx.x; t < table.tensors; t += blockDim.x) {
     V scalars[2];

@@ -13,7 +13,7 @@ template <typename Run>
 Status SetStep(KernelInfo& info, const UpdateGroup& group, Run run) {
   DispatchFloat(group.dtype(), [&](auto tag) {
     info.SetCompute([=](KernelContext& context) -> Status {
-      ASSIGN_OR_RETURN(const UpdateStep step, group.ReadStep(context));
+      ASSIGN_OR_RETURN(const Hyperparameters step, group.ReadHyperparameters(context));
       group.CopyToOutputs(context);
       if (!step.skip) run(tag, group, step, context);
       return {};
@@ -27,7 +27,7 @@ Status SetRule(KernelInfo& info, const RuleChoice& choice) {
   ASSIGN_OR_RETURN(const UpdateGroup group,
                    UpdateGroup::Plan(info, choice.states, choice.coefficients));
   return SetStep(info, group,
-                 [flag = choice.flag](auto tag, const UpdateGroup& of, const UpdateStep& step,
+                 [flag = choice.flag](auto tag, const UpdateGroup& of, const Hyperparameters& step,
                                       KernelContext& context) {
                    using T = typename decltype(tag)::type;
                    using R = Rule<Accumulator<T>>;
@@ -38,7 +38,7 @@ Status SetRule(KernelInfo& info, const RuleChoice& choice) {
 
 // The rule of parameter `i`, which changes its scalars.
 template <typename Rule, typename S>
-Rule RuleOf(const UpdateGroup& group, const UpdateStep& step, bool flag, int i,
+Rule RuleOf(const UpdateGroup& group, const Hyperparameters& step, bool flag, int i,
             const KernelContext& context) {
   S scalars[Rule::kScalars];
   for (int k = 0; k < Rule::kScalars; ++k) scalars[k] = *group.Updated<S>(context, k, i);
@@ -52,20 +52,20 @@ Status SetRuleWithScalars(KernelInfo& info, const RuleChoice& choice) {
   ASSIGN_OR_RETURN(const UpdateGroup group,
                    UpdateGroup::Plan(info, choice.states, choice.coefficients, choice.scalars));
   const size_t scratch = info.BookScratch(group.count() * sizeof(Rule<double>));
-  return SetStep(info, group,
-                 [flag = choice.flag, scratch](auto tag, const UpdateGroup& of,
-                                               const UpdateStep& step, KernelContext& context) {
-                   using T = typename decltype(tag)::type;
-                   using R = Rule<Accumulator<T>>;
-                   R* rules = context.Scratch<R>(scratch);
-                   for (int i = 0; i < of.count(); ++i) {
-                     rules[i] = of.scalar_dtype() == DType::kFloat64
-                                    ? RuleOf<R, double>(of, step, flag, i, context)
-                                    : RuleOf<R, float>(of, step, flag, i, context);
-                   }
-                   of.Apply<T, R::kStates>(context, step,
-                                           [&](int i) -> const auto& { return rules[i]; });
-                 });
+  return SetStep(
+      info, group,
+      [flag = choice.flag, scratch](auto tag, const UpdateGroup& of, const Hyperparameters& step,
+                                    KernelContext& context) {
+        using T = typename decltype(tag)::type;
+        using R = Rule<Accumulator<T>>;
+        R* rules = context.Scratch<R>(scratch);
+        for (int i = 0; i < of.count(); ++i) {
+          rules[i] = of.scalar_dtype() == DType::kFloat64
+                         ? RuleOf<R, double>(of, step, flag, i, context)
+                         : RuleOf<R, float>(of, step, flag, i, context);
+        }
+        of.Apply<T, R::kStates>(context, step, [&](int i) -> const auto& { return rules[i]; });
+      });
 }
 
 Status CreateUpdate(KernelInfo& info) {

@@ -10,9 +10,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
            const __grid_constant__ Table table, const __grid_constant__ Numbers numbers,
            unsigned* error, unsigned wrong_step, const unsigned* gate) {
   __shared__ Rule rule;
-  __shared__ Step step;
+  __shared__ Hyperparameters step;
   if (threadIdx.x == 0) {
-    step = ReadStep(rates, number, scale_at, numbers, error, gate);
+    step = ReadHyperparameters(rates, number, scale_at, numbers, error, gate);
     if (step.number < 1 && blockIdx.x == 0) atomicCAS(error, 0u, wrong_step);
     if (SCALARS == 0) rule = RuleOf(step, numbers, nullptr);
   }

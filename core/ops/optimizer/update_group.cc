@@ -25,8 +25,8 @@ Result<UpdateGroup> UpdateGroup::Plan(KernelInfo& info, int states,
   return group;
 }
 
-Result<UpdateStep> UpdateGroup::ReadStep(const KernelContext& context) const {
-  UpdateStep step;
+Result<Hyperparameters> UpdateGroup::ReadHyperparameters(const KernelContext& context) const {
+  Hyperparameters step;
   step.learning_rate = ReadScalar(context, 0, spec_.rate_dtype, spec_.rate);
   for (size_t i = 0; i < spec_.fed.size(); ++i) {
     step.coefficients[i] = spec_.fed[i] < 0

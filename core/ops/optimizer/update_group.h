@@ -21,7 +21,7 @@
 namespace caesura {
 
 // The values that change from step to step.
-struct UpdateStep {
+struct Hyperparameters {
   double learning_rate = 0;
   double scale = 1;                         // of the gradients
   int64_t number = 1;                       // counts from 1
@@ -43,7 +43,7 @@ class UpdateGroup {
 
   // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite
   // skips the step.
-  Result<UpdateStep> ReadStep(const KernelContext& context) const;
+  Result<Hyperparameters> ReadHyperparameters(const KernelContext& context) const;
   // If outputs are not the buffers of their inputs (the plan could not share them), makes them
   // copies.
   void CopyToOutputs(const KernelContext& context) const;
@@ -62,7 +62,8 @@ class UpdateGroup {
   // scaled gradient, s its `States` states after the scalars; the rule changes p and s.
   // rule_of(i): the rule of parameter i.
   template <typename T, int States, typename RuleOf>
-  void Apply(const KernelContext& context, const UpdateStep& step, const RuleOf& rule_of) const {
+  void Apply(const KernelContext& context, const Hyperparameters& step,
+             const RuleOf& rule_of) const {
     using A = Accumulator<T>;
     const A scale = static_cast<A>(step.scale);
     blocks_.ForEach(threads_, kWork, [&](size_t b) {

@@ -65,8 +65,8 @@ struct PlainSgdRule {
   static constexpr int kStates = 0;
   A rate, decay;
 
-  template <typename Step>
-  CAESURA_RULE static PlainSgdRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static PlainSgdRule Of(const Hyperparameters& step, bool) {
     return {A(step.learning_rate), A(step.coefficients[2])};
   }
   CAESURA_RULE void operator()(A& p, A g, A*) const { p -= rate * WithDecay(g, decay, p); }
@@ -80,8 +80,8 @@ struct SgdRule {
   A rate, decay, momentum, taken;
   bool nesterov;
 
-  template <typename Step>
-  CAESURA_RULE static SgdRule Of(const Step& step, bool nesterov) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static SgdRule Of(const Hyperparameters& step, bool nesterov) {
     const double dampening = step.coefficients[1];
     return {A(step.learning_rate), A(step.coefficients[2]), A(step.coefficients[0]),
             A(step.number == 1 ? 1 : 1 - dampening), nesterov};
@@ -122,8 +122,8 @@ struct AnyAdamRule {
   AdamMoments<A> moments;
   A correction, epsilon, step_size;
 
-  template <typename Step>
-  CAESURA_RULE static AnyAdamRule Of(const Step& step, bool decoupled) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static AnyAdamRule Of(const Hyperparameters& step, bool decoupled) {
     const double beta1 = step.coefficients[0], beta2 = step.coefficients[1];
     const double t = static_cast<double>(step.number);
     return {AdamMoments<A>::Of(step.learning_rate, step.coefficients[3], decoupled, beta1, beta2),
@@ -148,8 +148,8 @@ struct LionRule {
   static constexpr int kStates = 1;
   A rate, keep, beta1, one_minus_beta1, beta2, one_minus_beta2;
 
-  template <typename Step>
-  CAESURA_RULE static LionRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static LionRule Of(const Hyperparameters& step, bool) {
     const double beta1 = step.coefficients[0], beta2 = step.coefficients[1];
     return {A(step.learning_rate),
             A(1 - step.learning_rate * step.coefficients[2]),
@@ -176,8 +176,8 @@ struct AnyRmspropRule {
   static constexpr int kStates = 1 + kCentered + kMomentum;
   A rate, decay, alpha, one_minus_alpha, epsilon, momentum;
 
-  template <typename Step>
-  CAESURA_RULE static AnyRmspropRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static AnyRmspropRule Of(const Hyperparameters& step, bool) {
     const double alpha = step.coefficients[0];
     return {A(step.learning_rate), A(step.coefficients[3]), A(alpha),
             A(1 - alpha),          A(step.coefficients[1]), A(step.coefficients[2])};
@@ -219,8 +219,8 @@ struct NAdamRule {
   AdamMoments<A> moments;
   A correction, epsilon, of_gradient, of_average;
 
-  template <typename Step, typename S>
-  CAESURA_RULE static NAdamRule Of(const Step& step, bool decoupled, S* scalars) {
+  template <typename Hyperparameters, typename S>
+  CAESURA_RULE static NAdamRule Of(const Hyperparameters& step, bool decoupled, S* scalars) {
     const double beta1 = step.coefficients[0], beta2 = step.coefficients[1];
     const double momentum_decay = step.coefficients[4];
     const double t = static_cast<double>(step.number), rate = step.learning_rate;
@@ -251,8 +251,8 @@ struct RAdamRule {
   A correction, rate, epsilon, adaptive, rectification;
   bool is_rectified;
 
-  template <typename Step>
-  CAESURA_RULE static RAdamRule Of(const Step& step, bool decoupled) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static RAdamRule Of(const Hyperparameters& step, bool decoupled) {
     const double beta1 = step.coefficients[0], beta2 = step.coefficients[1];
     const double t = static_cast<double>(step.number), power = pow(beta2, t);
     const double most = 2 / (1 - beta2) - 1, length = most - 2 * t * power / (1 - power);
@@ -282,8 +282,8 @@ struct AdamaxRule {
   static constexpr int kStates = 2;
   A l2, one_minus_beta1, beta2, epsilon, rate;
 
-  template <typename Step>
-  CAESURA_RULE static AdamaxRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static AdamaxRule Of(const Hyperparameters& step, bool) {
     const double beta1 = step.coefficients[0], t = static_cast<double>(step.number);
     return {A(step.coefficients[3]), A(1 - beta1), A(step.coefficients[1]), A(step.coefficients[2]),
             A(step.learning_rate / (1 - pow(beta1, t)))};
@@ -302,8 +302,8 @@ struct AdagradRule {
   static constexpr int kStates = 1;
   A l2, epsilon, rate;
 
-  template <typename Step>
-  CAESURA_RULE static AdagradRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static AdagradRule Of(const Hyperparameters& step, bool) {
     const double before = static_cast<double>(step.number - 1);
     return {A(step.coefficients[1]), A(step.coefficients[2]),
             A(step.learning_rate / (1 + before * step.coefficients[0]))};
@@ -322,8 +322,8 @@ struct AdadeltaRule {
   static constexpr int kStates = 2;
   A l2, rho, one_minus_rho, epsilon, rate;
 
-  template <typename Step>
-  CAESURA_RULE static AdadeltaRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static AdadeltaRule Of(const Hyperparameters& step, bool) {
     const double rho = step.coefficients[0];
     return {A(step.coefficients[2]), A(rho), A(1 - rho), A(step.coefficients[1]),
             A(step.learning_rate)};
@@ -351,8 +351,8 @@ struct AsgdRule {
   CAESURA_RULE static S Rounded(double value, bool is_wide) {
     return static_cast<S>(is_wide ? value : static_cast<double>(static_cast<float>(value)));
   }
-  template <typename Step, typename S>
-  CAESURA_RULE static AsgdRule Of(const Step& step, bool is_wide, S* scalars) {
+  template <typename Hyperparameters, typename S>
+  CAESURA_RULE static AsgdRule Of(const Hyperparameters& step, bool is_wide, S* scalars) {
     const double lambd = step.coefficients[0], rate = step.learning_rate;
     const double t = static_cast<double>(step.number), averaged = t - step.coefficients[2];
     const double eta = static_cast<double>(scalars[0]), mu = static_cast<double>(scalars[1]);
@@ -376,8 +376,8 @@ struct RpropRule {
   static constexpr int kStates = 2;
   A minus, plus, least, most;
 
-  template <typename Step>
-  CAESURA_RULE static RpropRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static RpropRule Of(const Hyperparameters& step, bool) {
     return {A(step.coefficients[0]), A(step.coefficients[1]), A(step.coefficients[2]),
             A(step.coefficients[3])};
   }
@@ -402,8 +402,8 @@ struct LambRule {
   static constexpr int kStates = 2;
   A one_minus_beta1, beta2, one_minus_beta2, correction1, correction2, epsilon, decay;
 
-  template <typename Step>
-  CAESURA_RULE static LambRule Of(const Step& step, bool) {
+  template <typename Hyperparameters>
+  CAESURA_RULE static LambRule Of(const Hyperparameters& step, bool) {
     const double beta1 = step.coefficients[0], beta2 = step.coefficients[1];
     const double t = static_cast<double>(step.number);
     return {A(1 - beta1),           A(beta2),

@@ -32,7 +32,7 @@ struct Numbers {
   i64 rate, flag, maximize, skip_nonfinite;
 };
 // `scale` is that of the gradients; with `skip` nothing may change.
-struct Step {
+struct Hyperparameters {
   double learning_rate;
   i64 number;
   double coefficients[6];
@@ -41,10 +41,10 @@ struct Step {
 };
 
 // The gate is null, or opened: it may forbid to write. So does an error of a kernel before.
-__device__ inline Step ReadStep(const R* rates, const i64* number, const Q* scale_at,
-                                const Numbers& numbers, const unsigned* error,
-                                const unsigned* gate) {
-  Step step;
+__device__ inline Hyperparameters ReadHyperparameters(const R* rates, const i64* number,
+                                                      const Q* scale_at, const Numbers& numbers,
+                                                      const unsigned* error, const unsigned* gate) {
+  Hyperparameters step;
   step.learning_rate = (double)Load(rates + numbers.rate);
   step.number = *number;
   for (int k = 0; k < 6; ++k)
@@ -59,7 +59,7 @@ __device__ inline Step ReadStep(const R* rates, const i64* number, const Q* scal
 }
 
 // The rule of the step, or of the parameter with these scalars, which it changes.
-__device__ inline Rule RuleOf(const Step& step, const Numbers& numbers, V* scalars) {
+__device__ inline Rule RuleOf(const Hyperparameters& step, const Numbers& numbers, V* scalars) {
 #if SCALARS > 0
   return Rule::Of(step, numbers.flag != 0, scalars);
 #else

@@ -42,7 +42,7 @@ Status CreateDropout(KernelInfo& info, const CudaDevicePtr& device) {
                              has_mode ? context.Input<void>(2) : nullptr, context.Output<void>(0),
                              has_mask ? context.Output<void>(1) : nullptr, n,
                              context.device_random_key(), seed.given, seed.seed,
-                             context.random_key().stream, error, number);
+                             context.random_key().subsequence, error, number);
       });
   return {};
 }

@@ -11,12 +11,12 @@ typedef S_TYPE S;
 typedef C_TYPE C;
 typedef R_TYPE R;
 
-__device__ inline void PhiloxBlock(u64 index, unsigned step, unsigned stream, unsigned key0,
+__device__ inline void PhiloxBlock(u64 index, unsigned step, unsigned subsequence, unsigned key0,
                                    unsigned key1, unsigned* c) {
   c[0] = (unsigned)index;
   c[1] = (unsigned)(index >> 32);
   c[2] = step;
-  c[3] = stream;
+  c[3] = subsequence;
   for (int round = 0; round < 10; ++round) {
     const u64 a = (u64)0xD2511F53u * c[0], b = (u64)0xCD9E8D57u * c[2];
     const unsigned c1 = c[1], c3 = c[3];
@@ -31,11 +31,11 @@ __device__ inline void PhiloxBlock(u64 index, unsigned step, unsigned stream, un
 
 extern "C" __global__ void dropout(const S* x, const R* ratio_at, const bool* mode, S* y,
                                    bool* mask, i64 n, const u64* key, bool has_seed, u64 seed,
-                                   u64 stream, unsigned* error, unsigned number) {
+                                   u64 subsequence, unsigned* error, unsigned number) {
   const u64 step = key[1];
   if (!has_seed) seed = key[0];
   const unsigned key0 = (unsigned)seed ^ (unsigned)(step >> 32);
-  const unsigned key1 = (unsigned)(seed >> 32) ^ (unsigned)(stream >> 32);
+  const unsigned key1 = (unsigned)(seed >> 32) ^ (unsigned)(subsequence >> 32);
   const bool training = mode && Load(mode);
   double ratio = training ? (ratio_at ? (double)Load(ratio_at) : 0.5) : 0.0;
   if (!(ratio >= 0 && ratio <= 1)) {
@@ -49,7 +49,7 @@ extern "C" __global__ void dropout(const S* x, const R* ratio_at, const bool* mo
   for (i64 b = blockIdx.x * (i64)blockDim.x + threadIdx.x; b < blocks;
        b += (i64)gridDim.x * blockDim.x) {
     unsigned words[4];
-    if (ratio > 0) PhiloxBlock(b, (unsigned)step, (unsigned)stream, key0, key1, words);
+    if (ratio > 0) PhiloxBlock(b, (unsigned)step, (unsigned)subsequence, key0, key1, words);
     for (int k = 0; k < 4; ++k) {
       const i64 i = b * 4 + k;
       if (i >= n) break;

@@ -7,13 +7,13 @@ namespace caesura {
 namespace {
 
 // Philox::Rounds over many counters, in scalars that the compiler turns into vectors.
-inline void FillBlocks(std::array<uint32_t, 2> key, uint32_t step, uint32_t stream, uint64_t index,
-                       int64_t count, uint32_t* words) {
+inline void FillBlocks(std::array<uint32_t, 2> key, uint32_t step, uint32_t subsequence,
+                       uint64_t index, int64_t count, uint32_t* words) {
 #pragma omp simd
   for (int64_t b = 0; b < count; ++b) {
     const uint64_t i = index + static_cast<uint64_t>(b);
     uint32_t c0 = static_cast<uint32_t>(i), c1 = static_cast<uint32_t>(i >> 32), c2 = step,
-             c3 = stream;
+             c3 = subsequence;
     uint32_t k0 = key[0], k1 = key[1];
 #pragma GCC unroll 10
     for (int round = 0; round < 10; ++round) {
@@ -35,8 +35,8 @@ inline void FillBlocks(std::array<uint32_t, 2> key, uint32_t step, uint32_t stre
 }  // namespace
 
 void Philox::Fill(uint64_t index, int64_t count, uint32_t* words) const {
-  OnBestIsa([=, key = key_, step = step_, stream = stream_] {
-    FillBlocks(key, step, stream, index, count, words);
+  OnBestIsa([=, key = key_, step = step_, subsequence = subsequence_] {
+    FillBlocks(key, step, subsequence, index, count, words);
   });
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
-// 2011): random numbers as a function of a key and a counter. Element i of a stream depends on the
-// key and on i alone, so any split over threads, and a recomputation in backward, gives the same
-// numbers.
+// 2011): random numbers as a function of a key and a counter. Element i of a subsequence depends on
+// the key and on i alone, so any split over threads, and a recomputation in backward, gives the
+// same numbers.
 //
-// The key words are the seed with the upper halves of step and stream; the counter is (i / 4, step,
-// stream) in 32-bit words, so that streams of 2^34 elements with steps and streams below 2^32 never
-// meet.
+// The key words are the seed with the upper halves of step and subsequence; the counter is (i / 4,
+// step, subsequence) in 32-bit words, so that subsequences of 2^34 elements with steps and numbers
+// below 2^32 never meet.
 #ifndef CAESURA_CORE_OPS_RANDOM_PHILOX_H_
 #define CAESURA_CORE_OPS_RANDOM_PHILOX_H_
 
@@ -24,14 +24,15 @@ class Philox {
 
   explicit Philox(const RandomKey& key)
       : key_{static_cast<uint32_t>(key.seed) ^ static_cast<uint32_t>(key.step >> 32),
-             static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.stream >> 32)},
+             static_cast<uint32_t>(key.seed >> 32) ^ static_cast<uint32_t>(key.subsequence >> 32)},
         step_(static_cast<uint32_t>(key.step)),
-        stream_(static_cast<uint32_t>(key.stream)) {}
+        subsequence_(static_cast<uint32_t>(key.subsequence)) {}
 
   // The four words of block `index`.
   Block At(uint64_t index) const {
     return Rounds(
-        {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, stream_}, key_);
+        {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), step_, subsequence_},
+        key_);
   }
 
   // The words of `count` blocks from `index` on, one block after the other.
@@ -55,13 +56,13 @@ class Philox {
  private:
   std::array<uint32_t, 2> key_;
   uint32_t step_;
-  uint32_t stream_;
+  uint32_t subsequence_;
 };
 
 // Elements whose words are made together.
 inline constexpr int64_t kWordTile = 256;
 
-// Calls fn(at, words, count) over pieces of the elements [first, last) of the stream: words[j]
+// Calls fn(at, words, count) over pieces of the elements [first, last) of the subsequence: words[j]
 // belongs to element at + j. At most kWordTile at a time; pieces start at multiples of 4, but for
 // the first.
 template <typename Fn>

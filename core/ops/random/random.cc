@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kRandomGrain = kParallelGrain / 8;
 
-// --- distributions: the elements [first, last) of a stream ---
+// --- distributions: the elements [first, last) of a subsequence ---
 
 struct Uniform {
   double low, high;

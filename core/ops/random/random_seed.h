@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attribute `seed` of ONNX's random ops (a float; an integer for Dropout): where it is given,
-// it takes the place of the session's seed in the key. Step and stream stay, so that runs and nodes
-// differ.
+// it takes the place of the session's seed in the key. Step and subsequence stay, so that runs and
+// nodes differ.
 #ifndef CAESURA_CORE_OPS_RANDOM_RANDOM_SEED_H_
 #define CAESURA_CORE_OPS_RANDOM_RANDOM_SEED_H_
 

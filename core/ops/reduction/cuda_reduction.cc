@@ -11,7 +11,7 @@
 #include "core/kernels/factory_checks.h"
 #include "core/kernels/kernel_registry.h"
 #include "core/kernels/windows/pool_geometry.h"
-#include "core/ops/reduction/reduction_plan.h"
+#include "core/ops/reduction/reduction_spec.h"
 
 namespace caesura {
 namespace {

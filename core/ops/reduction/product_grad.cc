@@ -11,7 +11,7 @@
 #include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
 #include "core/kernels/walks/odometer.h"
-#include "core/ops/reduction/reduction_plan.h"
+#include "core/ops/reduction/reduction_spec.h"
 
 namespace caesura {
 namespace {
@@ -90,12 +90,12 @@ Status CreateCumProdGrad(KernelInfo& info) {
 // The places of X that each output reduces: every kept cell (with its kept inner axis) plus every
 // reduced offset.
 struct ProductSpec {
-  ReductionPlan plan;
+  ReductionSpec plan;
   std::vector<int64_t> reduced;  // offsets of the elements of one product, in order
   int threads;
 };
 
-std::vector<int64_t> ReducedOffsets(const ReductionPlan& plan) {
+std::vector<int64_t> ReducedOffsets(const ReductionSpec& plan) {
   std::vector<int64_t> out;
   if (plan.count == 0) return out;
   Odometer<1> walk(plan.reduced_extents, {&plan.reduced_strides});

@@ -77,7 +77,7 @@ Status SetLogSumExp(KernelInfo& info) {
   ASSIGN_OR_RETURN(const std::vector<bool> reduced, ReducedAxes(info, shape));
   info.SetOutput(0, info.InputDType(0),
                  ReducedShape(shape, reduced, info.Attr<int64_t>("keepdims", 1) != 0));
-  const ReductionPlan plan = MakeReductionPlan(shape, reduced);
+  const ReductionSpec plan = MakeReductionPlan(shape, reduced);
   const size_t maxima = info.BookScratch(plan.outputs * sizeof(T)),
                shifts = info.BookScratch(plan.outputs * sizeof(Lane));
   const size_t partials = info.BookScratch(SumEngine::PartialCount(plan) * sizeof(double));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a ReductionPlan with an Op that says what is accumulated:
+// Runs a ReductionSpec with an Op that says what is accumulated:
 //
 //   struct Op {                                     // for elements of type T
 //     using Lane = ...; using Total = ...;          // accumulators: of a short stretch, and of
@@ -24,7 +24,7 @@
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/walks/odometer.h"
-#include "core/ops/reduction/reduction_plan.h"
+#include "core/ops/reduction/reduction_spec.h"
 
 namespace caesura {
 
@@ -35,10 +35,10 @@ class ReductionEngine {
   using Total = typename Op::Total;
 
   // `partials`: scratch for PartialCount(plan) Totals. `shifts`: one an output, or null.
-  ReductionEngine(const ReductionPlan& plan, const T* x, T* y, Total* partials, const Lane* shifts)
+  ReductionEngine(const ReductionSpec& plan, const T* x, T* y, Total* partials, const Lane* shifts)
       : plan_(plan), x_(x), y_(y), partials_(partials), shifts_(shifts) {}
 
-  static int64_t PartialCount(const ReductionPlan& plan) {
+  static int64_t PartialCount(const ReductionSpec& plan) {
     return plan.chunks > 1 ? plan.chunks * plan.outputs : 0;
   }
 
@@ -153,7 +153,7 @@ class ReductionEngine {
     Store(chunk, output, totals, columns);
   }
 
-  const ReductionPlan& plan_;
+  const ReductionSpec& plan_;
   const T* x_;
   T* y_;
   Total* partials_;
@@ -168,7 +168,7 @@ Status SetReduction(KernelInfo& info) {
   if (!reduced.ok()) return reduced.status();
   const bool keepdims = info.Attr<int64_t>("keepdims", 1) != 0;
   info.SetOutput(0, info.InputDType(0), ReducedShape(shape, *reduced, keepdims));
-  const ReductionPlan plan = MakeReductionPlan(shape, *reduced);
+  const ReductionSpec plan = MakeReductionPlan(shape, *reduced);
   using Engine = ReductionEngine<Op, T>;
   const size_t scratch = info.BookScratch(Engine::PartialCount(plan) * sizeof(typename Op::Total));
   info.SetCompute([plan, scratch, threads = info.threads()](KernelContext& context) {

@@ -16,7 +16,7 @@ namespace {
 
 // Operand 0 is dY, operand 1 is dX; narrowed to a part of one dim, it no longer covers all elements
 // of dY.
-using SumPlan = BroadcastPlan<2>;
+using SumPlan = BroadcastSpec<2>;
 
 // Sums are carried in double: dY may be long (a batch of sequences) and dX is small then.
 template <typename T>

@@ -39,7 +39,7 @@ class NgramTree {
   std::vector<int> ngram_ = {kNone};
 };
 
-struct NgramPlan {
+struct NgramSpec {
   int64_t rows = 1, row_size = 1, columns = 0;
   int64_t min_length = 1, max_length = 1, max_skip = 0;
   bool count_once = false;      // IDF: present or not
@@ -49,7 +49,7 @@ struct NgramPlan {
 
 // Adds the n-grams that begin at `first` and take every `stride`-th item.
 template <typename Item, typename Source>
-void CountFrom(const NgramPlan& plan, const NgramTree<Item>& tree, const Source* row, int64_t first,
+void CountFrom(const NgramSpec& plan, const NgramTree<Item>& tree, const Source* row, int64_t first,
                int64_t stride, int64_t min_length, std::vector<int64_t>* counts) {
   int node = 0;
   int64_t length = 1;
@@ -63,7 +63,7 @@ void CountFrom(const NgramPlan& plan, const NgramTree<Item>& tree, const Source*
 }
 
 template <typename Item, typename Source>
-void CountRow(const NgramPlan& plan, const NgramTree<Item>& tree, const Source* row,
+void CountRow(const NgramSpec& plan, const NgramTree<Item>& tree, const Source* row,
               std::vector<int64_t>* counts) {
   int64_t min_length = plan.min_length;
   for (int64_t skip = 0; skip <= plan.max_skip && min_length <= plan.max_length; ++skip) {
@@ -77,7 +77,7 @@ void CountRow(const NgramPlan& plan, const NgramTree<Item>& tree, const Source* 
 }
 
 template <typename Item, typename Source>
-void Vectorize(const NgramPlan& plan, const NgramTree<Item>& tree, KernelContext& context) {
+void Vectorize(const NgramSpec& plan, const NgramTree<Item>& tree, KernelContext& context) {
   const Source* x = context.Input<Source>(0);
   float* y = context.Output<float>(0);
   std::fill_n(y, plan.rows * plan.columns, 0.0f);
@@ -96,7 +96,7 @@ void Vectorize(const NgramPlan& plan, const NgramTree<Item>& tree, KernelContext
 
 // The tree of the pool, whose n-grams of length L lie at [ngram_counts[L-1], ngram_counts[L]).
 template <typename Item>
-Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramPlan& plan,
+Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramSpec& plan,
                                   const std::vector<Item>& pool) {
   const auto starts = info.Attr<std::vector<int64_t>>("ngram_counts", {});
   const int64_t size = static_cast<int64_t>(pool.size());
@@ -120,7 +120,7 @@ Result<NgramTree<Item>> BuildTree(const KernelInfo& info, const NgramPlan& plan,
   return tree;
 }
 
-Status PlanShape(KernelInfo& info, NgramPlan* plan) {
+Status PlanShape(KernelInfo& info, NgramSpec* plan) {
   const Shape& shape = info.InputShape(0);
   if (shape.rank() > 2) return info.Invalid("takes rank 1 or 2, got " + shape.ToString());
   if (shape.rank() == 2) plan->rows = shape[0];
@@ -137,8 +137,8 @@ Status PlanShape(KernelInfo& info, NgramPlan* plan) {
   return {};
 }
 
-Result<NgramPlan> PlanNgrams(KernelInfo& info) {
-  NgramPlan plan;
+Result<NgramSpec> PlanNgrams(KernelInfo& info) {
+  NgramSpec plan;
   plan.min_length = info.Attr<int64_t>("min_gram_length", 1);
   plan.max_length = info.Attr<int64_t>("max_gram_length", 1);
   plan.max_skip = info.Attr<int64_t>("max_skip_count", 0);
@@ -159,7 +159,7 @@ Result<NgramPlan> PlanNgrams(KernelInfo& info) {
 }
 
 Status CreateTfIdfVectorizer(KernelInfo& info) {
-  ASSIGN_OR_RETURN(NgramPlan plan, PlanNgrams(info));
+  ASSIGN_OR_RETURN(NgramSpec plan, PlanNgrams(info));
   const DType dtype = info.InputDType(0);
   if (dtype == DType::kString) {
     const auto pool = info.Attr<std::vector<std::string>>("pool_strings", {});

@@ -112,12 +112,12 @@ bool IsCacheable(const PlanDraft& plan, const NodeDraft& draft, const KernelInfo
                               [](uint32_t id) { return id != 0; }) == 1;
 }
 
-void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, Step& step) {
+void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, PlanStep& step) {
   ValueDraft& value = plan.values[id];
   PlannedBuffer& buffer = plan.buffers[value.buffer];
   buffer.kind = Kind::kCached;
   buffer.index = step.index = plan.data.cache_entries++;
-  step.kind = Step::Kind::kCached;
+  step.kind = PlanStep::Kind::kCached;
   std::set<int> parameters;
   for (uint32_t input : draft.inputs)
     parameters.insert(plan.values[input].parameters.begin(), plan.values[input].parameters.end());
@@ -129,7 +129,8 @@ void Cache(PlanDraft& plan, const NodeDraft& draft, uint32_t id, Step& step) {
 }  // namespace
 
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, const std::vector<Layout>& layouts, Step& step) {
+                           const KernelDef& def, const std::vector<Layout>& layouts,
+                           PlanStep& step) {
   const bool cacheable = IsCacheable(plan, draft, info, def);
   bool only_views = true, any_output = false;
   for (int i = 0; i < static_cast<int>(draft.outputs.size()); ++i) {

@@ -70,8 +70,8 @@ uint32_t AddCopyStep(PlanDraft& plan, uint32_t id, int device, const NodeDraft& 
   const ValueDraft& value = plan.values[id];
   const bool cached = plan.data.options.cache_values && value.from_parameters &&
                       (kind == Kind::kParameter || kind == Kind::kCached);
-  Step step;
-  step.kind = cached ? Step::Kind::kCached : Step::Kind::kCopy;
+  PlanStep step;
+  step.kind = cached ? PlanStep::Kind::kCached : PlanStep::Kind::kCopy;
   if (cached) {
     buffer.kind = Kind::kCached;
     buffer.index = step.index = plan.data.cache_entries++;

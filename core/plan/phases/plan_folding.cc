@@ -31,7 +31,7 @@ class FoldHost : public KernelHost {
   void SetArgumentValue(const uint32_t* argument, RuntimeValue value) override {
     if (value.is_tensor()) outputs_[argument - ids_ - inputs_.size()] = value.tensor();
   }
-  RandomKey random_key(uint32_t stream) const override { return {0, 0, stream}; }
+  RandomKey random_key(uint32_t subsequence) const override { return {0, 0, subsequence}; }
   Result<Tensor> CopyOf(const Tensor& tensor) const override { return tensor.Clone(); }
 
  private:

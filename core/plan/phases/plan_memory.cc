@@ -17,7 +17,7 @@ using Kind = PlannedBuffer::Kind;
 void ComputeLifetimes(PlanData& plan) {
   for (PlannedBuffer& buffer : plan.buffers) buffer.first_step = buffer.last_step = -1;
   for (int s = 0; s < static_cast<int>(plan.steps.size()); ++s) {
-    const Step& step = plan.steps[s];
+    const PlanStep& step = plan.steps[s];
     for (uint32_t a = 0; a < step.input_count + step.output_count; ++a) {
       PlannedBuffer& buffer = plan.buffers[plan.arguments[step.first_argument + a]];
       if (a >= step.input_count && buffer.first_step < 0) buffer.first_step = s;
@@ -92,7 +92,7 @@ Result<bool> IsPlannedGroup(const PlanData& plan, const ContiguousGroup& group) 
   if (planned > 0 && planned < group.buffers.size())
     why = "comes from outside while others are computed";
   if (why.empty()) return planned > 0;
-  const Step& step = plan.steps[group.step];
+  const PlanStep& step = plan.steps[group.step];
   return AtNode(Unsupported("wants its inputs in one block, but one of them " + why), *step.node,
                 step.provider->name());
 }
@@ -143,7 +143,7 @@ Status AssignOffsets(PlanData& plan, int device) {
   }
   const size_t first_scratch = arena.blocks.size();
   for (int s = 0; s < static_cast<int>(plan.steps.size()); ++s) {
-    const Step& step = plan.steps[s];
+    const PlanStep& step = plan.steps[s];
     arena.blocks.push_back({step.device == device ? step.scratch_bytes : 0, s, s});
   }
   plan.arenas.push_back(PlanMemory(arena.blocks, plan.options.reuse_memory,

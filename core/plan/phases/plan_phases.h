@@ -62,14 +62,15 @@ size_t BytesUnder(const Layout& layout, const Shape& shape, DType dtype);
 // Gives the outputs their layouts and buffers; cached values become entries of the value cache.
 // False: all of them are views, and the node needs no step.
 Result<bool> AssignBuffers(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
-                           const KernelDef& def, const std::vector<Layout>& layouts, Step& step);
+                           const KernelDef& def, const std::vector<Layout>& layouts,
+                           PlanStep& step);
 
 // --- plan_steps.cc: the kinds of step ---
 Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const KernelDef& def);
 // A step whose kernel is created when it is reached.
 Status AddDynamicStep(PlanDraft& plan, NodeDraft& draft);
 Status AddYield(PlanDraft& plan, const Node& node, int position);
-void AppendStep(PlanDraft& plan, NodeDraft& draft, Step step);
+void AppendStep(PlanDraft& plan, NodeDraft& draft, PlanStep step);
 
 // --- plan_memory.cc: over the parts of the plan, after the draft is flattened ---
 void ComputeLifetimes(PlanData& plan);

@@ -14,13 +14,13 @@ namespace caesura {
 
 using Kind = PlannedBuffer::Kind;
 
-void AppendStep(PlanDraft& plan, NodeDraft& draft, Step step) {
+void AppendStep(PlanDraft& plan, NodeDraft& draft, PlanStep step) {
   step.node = draft.node;
   step.graph_index = draft.position;
-  step.stream = 2166136261u;  // FNV-1a
+  step.subsequence = 2166136261u;  // FNV-1a
   // A node that runs again (graph_transforms/recompute.h) draws what the first one drew.
-  const auto stream = draft.node->Attr<std::string>("random_stream", draft.node->name());
-  for (unsigned char c : stream) step.stream = (step.stream ^ c) * 16777619u;
+  const auto name = draft.node->Attr<std::string>("random_stream", draft.node->name());
+  for (unsigned char c : name) step.subsequence = (step.subsequence ^ c) * 16777619u;
   step.provider = draft.provider;
   step.device =
       static_cast<uint8_t>(std::max(0, plan.placement->IndexOf(draft.provider->device())));
@@ -44,8 +44,8 @@ Status AddDynamicStep(PlanDraft& plan, NodeDraft& draft) {
         NewBuffer(plan, Kind::kDynamic, 0, -1, id, OutputDevice(plan, draft, static_cast<int>(i)));
   }
   RecordDecision(plan, draft, NodeRecord::Kind::kDynamic);
-  Step step;
-  step.kind = Step::Kind::kDynamic;
+  PlanStep step;
+  step.kind = PlanStep::Kind::kDynamic;
   AppendStep(plan, draft, std::move(step));
   return {};
 }
@@ -87,7 +87,7 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
     if (CreateKernel(def, *with_gaps).ok()) made = &*with_gaps;
     else layouts.assign(layouts.size(), Layout());
   }
-  Step step;
+  PlanStep step;
   ASSIGN_OR_RETURN(const bool computes, AssignBuffers(plan, draft, *made, def, layouts, step));
   if (!computes) {
     RecordDecision(plan, draft, NodeRecord::Kind::kAlias, &def);
@@ -97,7 +97,7 @@ Status AddStep(PlanDraft& plan, NodeDraft& draft, KernelInfo& info, const Kernel
     RecordDecision(plan, draft, NodeRecord::Kind::kStep, &def,
                    static_cast<int>(plan.data.steps.size()));
   else RecordDecision(plan, draft, NodeRecord::Kind::kFixed, &def);
-  if (step.kind == Step::Kind::kCompute && !def.strided_outputs.empty())
+  if (step.kind == PlanStep::Kind::kCompute && !def.strided_outputs.empty())
     RememberWriter(plan, draft, def, layouts);
   step.def = &def;
   step.compute = made->TakeCompute();
@@ -156,8 +156,8 @@ Status AddYield(PlanDraft& plan, const Node& node, int position) {
     draft.outputs.push_back(ValueId(plan, node.outputs()[i]));
     AddResumeValue(plan, yield, draft.outputs.back(), differentiable[i]);
   }
-  Step step;
-  step.kind = Step::Kind::kYield;
+  PlanStep step;
+  step.kind = PlanStep::Kind::kYield;
   step.index = static_cast<int>(plan.data.yields.size());
   plan.data.yields.push_back(std::move(yield));
   AppendStep(plan, draft, std::move(step));

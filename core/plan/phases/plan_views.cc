@@ -165,7 +165,7 @@ bool Apply(PlanDraft& plan, const std::vector<Rewrite>& rewrites) {
   std::optional<std::vector<NewKernel>> kernels = CreateAnew(plan, rewrites);
   if (!kernels) return false;
   for (NewKernel& kernel : *kernels) {
-    Step& step = plan.data.steps[kernel.step];
+    PlanStep& step = plan.data.steps[kernel.step];
     step.compute = std::move(kernel.compute);
     step.scratch_bytes = kernel.scratch_bytes;
     plan.writers.at(kernel.step).layouts = std::move(kernel.layouts);

@@ -104,12 +104,12 @@ TEST(CutAnywhere, TwoStatesInterleaved) {
     }
     auto advance = [&](int i) {
       ExecutionState& state = *states[i];
-      if (state.phase() == ExecutionState::Phase::kYielded) {
+      if (state.stage() == ExecutionState::Stage::kYielded) {
         results[i].yielded = state.TakeYielded();
         EXPECT_TRUE(state.Resume(step.gradients).ok());
-      } else if (state.phase() == ExecutionState::Phase::kReady) {
+      } else if (state.stage() == ExecutionState::Stage::kReady) {
         EXPECT_TRUE(PartialExecutor::Run(state, state.program_counter() + 1).ok());
-        if (state.phase() == ExecutionState::Phase::kFinished)
+        if (state.stage() == ExecutionState::Stage::kFinished)
           results[i].fetches = state.TakeFetches();
       }
     };

@@ -29,8 +29,8 @@ TEST(Faults, AKernelThatFailsAtEachNode) {
     auto results = RunStep(step, state, kStraight);
     ASSERT_FALSE(results.ok()) << k;
     EXPECT_EQ(results.status().code(), StatusCode::kProviderFailure);
-    EXPECT_EQ(state.phase(), ExecutionState::Phase::kFailed);
-    const Step& failed = plan->steps()[state.program_counter()];
+    EXPECT_EQ(state.stage(), ExecutionState::Stage::kFailed);
+    const PlanStep& failed = plan->steps()[state.program_counter()];
     EXPECT_EQ(results.status().message(),
               "[" + failed.node->Label().substr(1, failed.node->Label().size() - 2) +
                   " on tiny] planted failure");

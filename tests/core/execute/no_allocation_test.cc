@@ -77,11 +77,11 @@ TEST(NoAllocation, TheHookCounts) {
 // those that hand something out has allocated.
 long InTheLoop(ExecutionState& state, std::string* culprits) {
   long sum = 0;
-  const std::vector<Step>& steps = state.plan().steps();
-  while (state.phase() == ExecutionState::Phase::kReady) {
+  const std::vector<PlanStep>& steps = state.plan().steps();
+  while (state.stage() == ExecutionState::Stage::kReady) {
     const int pc = state.program_counter();
     const bool hands_out =
-        pc + 1 == static_cast<int>(steps.size()) || steps[pc].kind == Step::Kind::kYield;
+        pc + 1 == static_cast<int>(steps.size()) || steps[pc].kind == PlanStep::Kind::kYield;
     long made = 0;
     {
       Result<RunOutcome> outcome = RunOutcome::kStopped;

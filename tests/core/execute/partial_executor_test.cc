@@ -41,11 +41,11 @@ TEST(PartialExecutor, StopsBeforeTheLimitAndGoesOn) {
     EXPECT_EQ(PartialExecutor::Run(state, limit).value(), RunOutcome::kStopped) << limit;
     EXPECT_EQ(state.program_counter(), ran) << limit;
     EXPECT_EQ(provider->calls(), ran) << limit;
-    EXPECT_EQ(state.phase(), ExecutionState::Phase::kReady);
+    EXPECT_EQ(state.stage(), ExecutionState::Stage::kReady);
   }
   EXPECT_EQ(PartialExecutor::Run(state, 4).value(), RunOutcome::kFinished);
   EXPECT_EQ(provider->calls(), 4);
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kFinished);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kFinished);
   EXPECT_THAT(ToFloats(state.TakeFetches()[0]), ElementsAre(-1, 0));
 }
 
@@ -62,11 +62,11 @@ TEST(PartialExecutor, RunsOnlyWhatWasStarted) {
   auto plan = PlanOf(GraphOf(kFourSteps), {Ramp(Shape{2})});
   ExecutionState state(plan);
   EXPECT_EQ(PartialExecutor::Run(state).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kIdle);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kIdle);
   ASSERT_TRUE(state.Start({Floats(Shape{2}, {1, 2})}, {}).ok());
   ASSERT_TRUE(PartialExecutor::Run(state).ok());
   EXPECT_EQ(PartialExecutor::Run(state).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kFinished);  // the results are still there
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kFinished);  // the results are still there
   EXPECT_THAT(ToFloats(state.TakeFetches()[0]), ElementsAre(-1, 0));
 }
 
@@ -110,7 +110,7 @@ TEST(PartialExecutor, ExceptionsEndTheRunAndNameTheStep) {
   kind = 1;
   EXPECT_EQ(Finish(state, {Floats(Shape{2}, {1, 2})}).status().ToString(),
             "INTERNAL: [test::Throw 'culprit' on tiny] an exception ended the run: no luck");
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kFailed);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kFailed);
   kind = 2;
   EXPECT_EQ(Finish(state, {Floats(Shape{2}, {1, 2})}).status().ToString(),
             "OUT_OF_MEMORY: [test::Throw 'culprit' on tiny] memory ran out");

@@ -24,14 +24,14 @@ std::vector<std::string> NamesOf(const StateSnapshot& snapshot) {
 
 // The rest of a run of the training step.
 Values ToTheEnd(const TrainingStep& step, ExecutionState& state) {
-  if (state.phase() == ExecutionState::Phase::kReady) {
+  if (state.stage() == ExecutionState::Stage::kReady) {
     EXPECT_TRUE(PartialExecutor::Run(state).ok());
   }
-  if (state.phase() == ExecutionState::Phase::kYielded) {
+  if (state.stage() == ExecutionState::Stage::kYielded) {
     EXPECT_TRUE(state.Resume(step.gradients).ok());
     EXPECT_TRUE(PartialExecutor::Run(state).ok());
   }
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kFinished);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kFinished);
   return state.TakeFetches();
 }
 
@@ -47,7 +47,7 @@ TEST(StateSnapshots, BothRunsEndWithTheSameBits) {
     ASSERT_TRUE(first.Start(step.feeds, {.parameters = &parameters, .seed = 7}).ok());
     ASSERT_TRUE(PartialExecutor::Run(first, at).ok());
     // The yield is in the middle: later places are reached through it, its own values in hand.
-    if (first.phase() == ExecutionState::Phase::kYielded && at > first.program_counter()) {
+    if (first.stage() == ExecutionState::Stage::kYielded && at > first.program_counter()) {
       ASSERT_TRUE(first.Resume(step.gradients).ok());
       ASSERT_TRUE(PartialExecutor::Run(first, at).ok());
     }
@@ -57,7 +57,7 @@ TEST(StateSnapshots, BothRunsEndWithTheSameBits) {
       copies.Add(parameters.name(p), parameters.tensor(p).Clone().value());
     const Status restored = second.Restore(*snapshot, {.parameters = &copies});
     ASSERT_TRUE(restored.ok()) << at << ": " << restored.ToString();
-    EXPECT_EQ(second.phase(), first.phase());
+    EXPECT_EQ(second.stage(), first.stage());
     EXPECT_TRUE(SameBits(ToTheEnd(step, first), expected.fetches)) << at;
     EXPECT_TRUE(SameBits(ToTheEnd(elsewhere, second), expected.fetches)) << at;
     for (int p = 0; p < copies.size(); ++p) {

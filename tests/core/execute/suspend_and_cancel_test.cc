@@ -47,7 +47,7 @@ TEST(RunsFromOutside, AreSuspendedBetweenTwoStepsAndGoOn) {
   state.set_deadline(std::chrono::steady_clock::now());
   EXPECT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kStopped);
   EXPECT_EQ(state.program_counter(), 1);
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kReady);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kReady);
   state.set_deadline(std::nullopt);
   EXPECT_EQ(PartialExecutor::Run(state).value(), RunOutcome::kFinished);
   EXPECT_EQ(provider->calls(), 2);
@@ -85,7 +85,7 @@ TEST(RunsFromOutside, AreEndedBeforeTheirFirstUpdateOnly) {
                {.parameters = &parameters, .observers = {&observer}, .cancel = cancel});
     if (at == 0) {
       EXPECT_EQ(results.status().code(), StatusCode::kCancelled);
-      EXPECT_EQ(state.phase(), ExecutionState::Phase::kFailed);
+      EXPECT_EQ(state.stage(), ExecutionState::Stage::kFailed);
       EXPECT_EQ(state.program_counter(), 1);
       EXPECT_THAT(parameters.tensor(0).ToVector<float>(), ElementsAre(10, 20));
     } else {

@@ -187,7 +187,7 @@ inline Status CreateRandom(KernelInfo& info) {
     const RandomKey key = context.random_key();
     for (int64_t i = 0; i < count; ++i) {
       uint64_t bits = key.seed * 0x9e3779b97f4a7c15ull + key.step * 0xbf58476d1ce4e5b9ull +
-                      key.stream * 1000003 + i;
+                      key.subsequence * 1000003 + i;
       bits = (bits ^ (bits >> 31)) * 0x94d049bb133111ebull;
       context.Output<float>(0)[i] = static_cast<float>(bits >> 40) / 16777216.0f;
     }

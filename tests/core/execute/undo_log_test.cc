@@ -78,7 +78,7 @@ TEST(UndoLog, KeepsEachWrittenParameterOnce) {
     ExecutionState state(run.plan);
     allocator.FailAfter(n);
     EXPECT_EQ(finish(&log, state).code(), StatusCode::kOutOfMemory) << n;
-    if (state.phase() == ExecutionState::Phase::kFailed) {
+    if (state.stage() == ExecutionState::Stage::kFailed) {
       EXPECT_TRUE(log.Undo(state)) << n;
     }
     EXPECT_EQ(run[0], w) << n;

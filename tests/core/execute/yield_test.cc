@@ -168,7 +168,7 @@ TEST(Yield, WrongValuesAreNamedAndTheStateGoesOn) {
               HasSubstr("got float64[3]"));
   EXPECT_THAT(state.Resume({Tensor::Scalar<double>(1)}).message(), HasSubstr("got float64[]"));
   EXPECT_THAT(state.Resume({RuntimeValue::Sequence({})}).message(), HasSubstr("got a sequence"));
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kYielded);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kYielded);
   EXPECT_THAT(ToFloats(FromYield(state, {Floats(Shape{3}, {1, 1, 1})})[0]),
               ElementsAre(-1, -2, -3));
 }
@@ -225,7 +225,7 @@ TEST(Yield, AtTheVeryEndAndWithNothingToTakeIn) {
   ExecutionState state(plan);
   ToYield(state, {Ramp(Shape{2})});
   EXPECT_TRUE(FromYield(state, {RuntimeValue()}).empty());
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kFinished);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kFinished);
 }
 
 TEST(Yield, ShapesThatShowOnlyInTheRun) {
@@ -285,7 +285,7 @@ TEST(KeptStates, CloneAtEachBoundary) {
     ASSERT_TRUE(state.Start(step.feeds, options).ok());
     std::unique_ptr<ExecutionState> copy;
     Values fetches;
-    while (state.phase() != ExecutionState::Phase::kFinished && copy == nullptr) {
+    while (state.stage() != ExecutionState::Stage::kFinished && copy == nullptr) {
       auto outcome = PartialExecutor::Run(state, at);
       ASSERT_TRUE(outcome.ok());
       if (*outcome == RunOutcome::kStopped) copy = state.Clone().value();
@@ -313,7 +313,7 @@ TEST(KeptStates, CancelDropsARunAndKeepsTheState) {
   options.parameters = &parameters;
   ToYield(state, step.feeds, options);
   state.Cancel();
-  EXPECT_EQ(state.phase(), ExecutionState::Phase::kIdle);
+  EXPECT_EQ(state.stage(), ExecutionState::Stage::kIdle);
   auto results = RunStep(step, state, [](ExecutionState& s) { return PartialExecutor::Run(s); });
   ASSERT_TRUE(results.ok());
   EXPECT_TRUE(*results == expected);

@@ -29,7 +29,7 @@ class RecordingHost : public KernelHost {
     ids.push_back(*argument);
     given = std::move(value);
   }
-  RandomKey random_key(uint32_t stream) const override { return {11, 22, stream}; }
+  RandomKey random_key(uint32_t subsequence) const override { return {11, 22, subsequence}; }
   Result<Tensor> CopyOf(const Tensor& tensor) const override { return tensor.Clone(); }
 
   std::vector<uint32_t> ids;
@@ -74,11 +74,11 @@ TEST_F(KernelContextTest, ScratchIsCutByItsHandles) {
   EXPECT_LE(reinterpret_cast<char*>(numbers) + 8, scratch_ + info.scratch_bytes());
 }
 
-TEST_F(KernelContextTest, RandomKeysAreOfTheNodesStream) {
+TEST_F(KernelContextTest, RandomKeysAreOfTheNodesSubsequence) {
   const RandomKey key = context_.random_key();
   EXPECT_EQ(key.seed, 11u);
   EXPECT_EQ(key.step, 22u);
-  EXPECT_EQ(key.stream, 77u);
+  EXPECT_EQ(key.subsequence, 77u);
 }
 
 TEST_F(KernelContextTest, ValuesGoThroughTheHost) {

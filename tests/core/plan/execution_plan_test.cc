@@ -17,9 +17,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<Step::Kind> Kinds(const ExecutionPlan& plan) {
-  std::vector<Step::Kind> kinds;
-  for (const Step& step : plan.steps()) kinds.push_back(step.kind);
+std::vector<PlanStep::Kind> Kinds(const ExecutionPlan& plan) {
+  std::vector<PlanStep::Kind> kinds;
+  for (const PlanStep& step : plan.steps()) kinds.push_back(step.kind);
   return kinds;
 }
 
@@ -58,7 +58,8 @@ TEST(Folding, CanBeSwitchedOff) {
   const RuntimeValue x = Ramp(Shape{2, 3, 4});
   auto plan = PlanOf(GraphOf(kShapeChain), {x}, {.fold_constants = false});
   EXPECT_EQ(plan->steps().size(), 4u);
-  EXPECT_EQ(plan->steps().back().kind, Step::Kind::kDynamic);  // the shape shows only at run time
+  EXPECT_EQ(plan->steps().back().kind,
+            PlanStep::Kind::kDynamic);  // the shape shows only at run time
   EXPECT_TRUE(SameBits(RunPlan(plan, {x}), RunPlan(PlanOf(GraphOf(kShapeChain), {x}), {x})));
 }
 
@@ -95,7 +96,7 @@ TEST(Views, DropStepsAndShareBytes) {
     y = Neg (c)
   })");
   auto plan = PlanOf(graph, {Ramp(Shape{2, 3})});
-  EXPECT_THAT(Kinds(*plan), ElementsAre(Step::Kind::kCompute, Step::Kind::kCompute));
+  EXPECT_THAT(Kinds(*plan), ElementsAre(PlanStep::Kind::kCompute, PlanStep::Kind::kCompute));
   EXPECT_EQ(ValueNamed(*plan, "a").buffer, ValueNamed(*plan, "c").buffer);
   EXPECT_EQ(ValueNamed(*plan, "c").shape, (Shape{6}));
   EXPECT_EQ(ToFloats(RunPlan(plan, {Ramp(Shape{2, 3})})[0]), ToFloats(Ramp(Shape{2, 3})));
@@ -184,8 +185,8 @@ TEST(LateSteps, StandWhereShapesShowOnlyInTheRun) {
   })");
   const RuntimeValue to = Tensor::Of<int64_t>(Shape{2}, {2, 3});
   auto plan = PlanOf(graph, {Ramp(Shape{6}), to});
-  EXPECT_THAT(Kinds(*plan),
-              ElementsAre(Step::Kind::kCompute, Step::Kind::kDynamic, Step::Kind::kDynamic));
+  EXPECT_THAT(Kinds(*plan), ElementsAre(PlanStep::Kind::kCompute, PlanStep::Kind::kDynamic,
+                                        PlanStep::Kind::kDynamic));
   const Values first = RunPlan(plan, {Ramp(Shape{6}), to});
   EXPECT_EQ(first[0].tensor().shape(), (Shape{2, 3}));
   const Values second = RunPlan(plan, {Ramp(Shape{6}), Tensor::Of<int64_t>(Shape{2}, {3, -1})});
@@ -200,7 +201,7 @@ TEST(LateSteps, FollowDataDependentSizes) {
     y = Mul (f, f)
   })");
   auto plan = PlanOf(graph, {Ramp(Shape{5})});
-  EXPECT_EQ(plan->steps()[0].kind, Step::Kind::kCompute);
+  EXPECT_EQ(plan->steps()[0].kind, PlanStep::Kind::kCompute);
   EXPECT_EQ(BufferOf(*plan, "at").kind, Kind::kDynamic);
   const Values results = RunPlan(plan, {Floats(Shape{5}, {0, 1, 0, 1, 1})});
   EXPECT_THAT(ToFloats(results[1]), ElementsAre(1, 9, 16));
@@ -263,8 +264,8 @@ TEST(ValueCachePlan, KeepsWhatDependsOnParametersAlone) {
   })");
   PlanOptions options{.parameters = {graph->FindValue("w")}};
   auto plan = PlanOf(graph, {Ramp(Shape{1, 2})}, options);
-  EXPECT_THAT(Kinds(*plan),
-              ElementsAre(Step::Kind::kCached, Step::Kind::kCached, Step::Kind::kCompute));
+  EXPECT_THAT(Kinds(*plan), ElementsAre(PlanStep::Kind::kCached, PlanStep::Kind::kCached,
+                                        PlanStep::Kind::kCompute));
   EXPECT_EQ(plan->cache_entries(), 2);
   EXPECT_THAT(plan->steps()[1].cache_parameters, ElementsAre(0));
   options.cache_values = false;

@@ -60,7 +60,7 @@ TEST(Placement, CopiesFeedsInAndResultsOut) {
   EXPECT_EQ(CopiesOf(*run.plan, When::kPlanning), 1);  // w
   EXPECT_EQ(CopiesOf(*run.plan, When::kStep), 1);
   EXPECT_EQ(CopiesOf(*run.plan, When::kHandedOut), 1);
-  EXPECT_EQ(run.plan->steps()[0].kind, Step::Kind::kCopy);
+  EXPECT_EQ(run.plan->steps()[0].kind, PlanStep::Kind::kCopy);
   EXPECT_THAT(run.plan->ToString(),
               HasSubstr("copies a run: 1 to a device, 0 to the host (each waits), 1 handed out; 1 "
                         "constants and parameters before"));

@@ -45,7 +45,7 @@ TEST(RunRecorderTest, KeepsARunAsOneThoughItYields) {
     EXPECT_GE(recorded.begin_ns, before);
     before = recorded.begin_ns;
     sum += recorded.duration_ns;
-    yields += recorded.kind == Step::Kind::kYield;
+    yields += recorded.kind == PlanStep::Kind::kYield;
     has_source |= recorded.source == "net.py:7";
   }
   EXPECT_EQ(yields, 1);

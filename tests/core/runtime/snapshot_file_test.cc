@@ -62,10 +62,10 @@ Result<StepResults> Continued(const TrainingStep& step,
   options.seed = 99;  // the snapshot's is the one that counts
   ExecutionState second(other);
   RETURN_IF_ERROR(second.Restore(snapshot, options));
-  if (second.phase() == ExecutionState::Phase::kReady) {
+  if (second.stage() == ExecutionState::Stage::kReady) {
     ASSIGN_OR_RETURN(outcome, PartialExecutor::Run(second));
   }
-  if (second.phase() == ExecutionState::Phase::kYielded) {
+  if (second.stage() == ExecutionState::Stage::kYielded) {
     if (results.yielded.empty()) results.yielded = second.TakeYielded();
     RETURN_IF_ERROR(second.Resume(step.gradients));
     ASSIGN_OR_RETURN(outcome, PartialExecutor::Run(second));
@@ -126,7 +126,7 @@ class DoesNotFit : public ::testing::Test {
     ExecutionState state(plan_);
     const Status status = state.Restore(snapshot, options_);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(state.phase(), ExecutionState::Phase::kIdle);
+    EXPECT_EQ(state.stage(), ExecutionState::Stage::kIdle);
     return status.message();
   }
 

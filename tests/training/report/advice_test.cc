@@ -94,7 +94,7 @@ TEST(AdviceTest, LooksAtWhatPyTorchRuns) {
 
 TEST(AdviceTest, LooksAtWhereTheTimeGoes) {
   RecordedStep late = StepOf("NonZero", 30);
-  late.kind = Step::Kind::kDynamic;
+  late.kind = PlanStep::Kind::kDynamic;
   EXPECT_THAT(FirstThingsToTry(ReportOf({StepOf("Relu", 70), late})),
               Says("pad to fixed lengths", "30%"));
   EXPECT_THAT(FirstThingsToTry(

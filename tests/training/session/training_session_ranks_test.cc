@@ -132,7 +132,7 @@ TEST(Ranks, BucketsAreStartedEarlyAndNeedNoCopies) {
       const auto plan = session->StepPlan(PartOf(model.batch(1), c)).value();
       int first = -1, last_backward = 0, copies = 0, buckets = 0;
       for (int s = 0; s < static_cast<int>(plan->steps().size()); ++s) {
-        const Step& step = plan->steps()[s];
+        const PlanStep& step = plan->steps()[s];
         if (step.node->phase() == Phase::kBackward) last_backward = s;
         const bool reduces = step.node->Is("CollectiveStart", kCaesuraDomain) &&
                              step.node->Attr<std::string>("kind", "") == "all_reduce";

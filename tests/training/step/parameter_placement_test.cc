@@ -101,8 +101,9 @@ TEST(UpdatePlacement, OnlyFeedsAndTheLossCross) {
     ASSERT_TRUE(session->Step(real.batches[1]).ok());
     EXPECT_EQ(device.counts().copies_to_device, 4u);  // input, target, learning rate, step
     EXPECT_EQ(device.counts().copies_to_host, 1u);
-    for (const Step& step : session->StepPlan(real.batches[0]).value()->steps()) {
-      const bool computes = step.kind == Step::Kind::kCompute || step.kind == Step::Kind::kDynamic;
+    for (const PlanStep& step : session->StepPlan(real.batches[0]).value()->steps()) {
+      const bool computes =
+          step.kind == PlanStep::Kind::kCompute || step.kind == PlanStep::Kind::kDynamic;
       EXPECT_FALSE(computes && step.provider->device().is_host()) << step.node->Label();
     }
   }

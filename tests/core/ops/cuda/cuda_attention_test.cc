@@ -19,8 +19,8 @@ class CudaAttention : public StandinCuda {
     auto plan = TryPlan(graph, feeds, {}, providers);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     if (!plan.ok()) return {};
-    for (const Step& step : (*plan)->steps()) {
-      if (step.kind != Step::Kind::kCompute || providers.size() == 1) continue;
+    for (const PlanStep& step : (*plan)->steps()) {
+      if (step.kind != PlanStep::Kind::kCompute || providers.size() == 1) continue;
       EXPECT_FALSE(step.provider->device().is_host()) << step.node->Label();
     }
     ExecutionState state(*plan);

@@ -19,8 +19,8 @@ class CudaBatchNorm : public StandinCuda {
     auto plan = TryPlan(graph, feeds, {}, providers);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     if (!plan.ok()) return {};
-    for (const Step& step : (*plan)->steps()) {
-      if (step.kind != Step::Kind::kCompute) continue;
+    for (const PlanStep& step : (*plan)->steps()) {
+      if (step.kind != PlanStep::Kind::kCompute) continue;
       EXPECT_EQ(step.provider->device(), providers[0]->device()) << step.node->op_type();
     }
     ExecutionState state(*plan);

@@ -28,8 +28,8 @@ class CudaProducts : public StandinCuda {
       return got.ok() ? *got : Values();
     };
     const Values wanted = run({cpu}), got = run({Provider(), cpu});
-    for (const Step& step : plan->steps()) {
-      const bool computes = step.kind == Step::Kind::kCompute;
+    for (const PlanStep& step : plan->steps()) {
+      const bool computes = step.kind == PlanStep::Kind::kCompute;
       EXPECT_FALSE(computes && step.provider->device().is_host()) << step.node->Label();
     }
     EXPECT_EQ(got.size(), wanted.size());

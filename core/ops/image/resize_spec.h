@@ -12,7 +12,7 @@
 
 namespace caesura {
 
-struct ResizePlan {
+struct ResizeSpec {
   Shape out;
   std::vector<AxisTaps> axes;  // one an axis of X; nearest has one tap of weight 1
   bool nearest = false;
@@ -26,7 +26,7 @@ struct ResizeInputs {
 
 // `shape` is that of X. Upsample, and Resize before version 11, map coordinates asymmetrically and
 // round down.
-Result<ResizePlan> MakeResizePlan(const KernelInfo& info, const Shape& shape, ResizeInputs inputs);
+Result<ResizeSpec> MakeResizePlan(const KernelInfo& info, const Shape& shape, ResizeInputs inputs);
 
 }  // namespace caesura
 

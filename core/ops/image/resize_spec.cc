@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The formulas are those of ONNX's Resize-19 (schema text and reference implementation); all in
 // double.
-#include "core/ops/image/resize_plan.h"
+#include "core/ops/image/resize_spec.h"
 
 #include <cmath>
 #include <numeric>
@@ -223,7 +223,7 @@ Status ReadAxes(const KernelInfo& info, ResizeInputs inputs, std::vector<ResizeA
 
 }  // namespace
 
-Result<ResizePlan> MakeResizePlan(const KernelInfo& info, const Shape& shape, ResizeInputs inputs) {
+Result<ResizeSpec> MakeResizePlan(const KernelInfo& info, const Shape& shape, ResizeInputs inputs) {
   ASSIGN_OR_RETURN(const ResizeOptions options, ReadOptions(info));
   std::vector<ResizeAxis> axes(shape.rank());
   for (int a = 0; a < shape.rank(); ++a) axes[a].in = axes[a].out = shape[a];
@@ -233,7 +233,7 @@ Result<ResizePlan> MakeResizePlan(const KernelInfo& info, const Shape& shape, Re
     if (axis.in == 0 && axis.out != 0) return info.Invalid("cannot enlarge an axis of no elements");
     dims.push_back(axis.out);
   }
-  ResizePlan plan;
+  ResizeSpec plan;
   ASSIGN_OR_RETURN(plan.out, CheckDims(info, std::move(dims), info.InputDType(0)));
   plan.nearest = options.mode == "nearest";
   plan.fill = info.Attr<float>("extrapolation_value", 0.0f);

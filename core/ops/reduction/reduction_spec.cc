@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ops/reduction/reduction_plan.h"
+#include "core/ops/reduction/reduction_spec.h"
 
 #include <algorithm>
 
@@ -33,9 +33,9 @@ std::vector<MergedAxis> MergeAxes(const Shape& shape, const std::vector<bool>& r
 
 }  // namespace
 
-ReductionPlan MakeReductionPlan(const Shape& shape, const std::vector<bool>& reduced) {
+ReductionSpec MakeReductionPlan(const Shape& shape, const std::vector<bool>& reduced) {
   constexpr int64_t kItemsWanted = 64, kChunkWork = 32768;
-  ReductionPlan plan;
+  ReductionSpec plan;
   std::vector<MergedAxis> axes = MergeAxes(shape, reduced);
   for (const MergedAxis& axis : axes) (axis.reduced ? plan.count : plan.outputs) *= axis.extent;
   if (!axes.empty()) {

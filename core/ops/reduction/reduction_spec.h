@@ -13,7 +13,7 @@
 
 namespace caesura {
 
-struct ReductionPlan {
+struct ReductionSpec {
   // Axes outside of the inner one, with their strides in the input.
   std::vector<int64_t> kept_extents, kept_strides;
   std::vector<int64_t> reduced_extents, reduced_strides;
@@ -36,7 +36,7 @@ struct ReductionPlan {
 
 inline constexpr int64_t kColumnBlock = 256;
 
-ReductionPlan MakeReductionPlan(const Shape& shape, const std::vector<bool>& reduced);
+ReductionSpec MakeReductionPlan(const Shape& shape, const std::vector<bool>& reduced);
 
 // A Reduce op's axes (host input 1 unless said) as a mask over the axes of input `data`: all of
 // them when none are given, or none of them with noop_with_empty_axes.
