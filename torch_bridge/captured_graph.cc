@@ -68,11 +68,11 @@ std::tuple<double, int64_t, double, int64_t> CallCounters::Take() {
           operator_.calls.exchange(0)};
 }
 
-void CapturedGraph::Add(Step step) {
+void CapturedGraph::Add(Instruction step) {
   for (const std::vector<int64_t>* numbers : {&step.reads, &step.writes, &step.dead}) {
     for (int64_t i : *numbers) Check(i);
   }
-  steps_.push_back(std::move(step));
+  instructions_.push_back(std::move(step));
 }
 
 void CapturedGraph::Check(int64_t value) const {
@@ -91,10 +91,10 @@ void CapturedGraph::AddProgram(const at::Tensor& model, std::vector<int64_t> rea
 }
 
 void CapturedGraph::AddPart(std::vector<int64_t> writes, std::vector<int64_t> dead) {
-  const auto last = std::find_if(steps_.rbegin(), steps_.rend(), [](const Step& step) {
-    return std::holds_alternative<ProgramCall>(step.call);
-  });
-  TORCH_CHECK(last != steps_.rend(), "a part of no program");
+  const auto last = std::find_if(
+      instructions_.rbegin(), instructions_.rend(),
+      [](const Instruction& step) { return std::holds_alternative<ProgramCall>(step.call); });
+  TORCH_CHECK(last != instructions_.rend(), "a part of no program");
   ProgramCall call{std::get<ProgramCall>(last->call).program, /*is_part=*/true};
   Add({std::move(call), {}, std::move(writes), std::move(dead)});
 }
@@ -210,7 +210,7 @@ void CapturedGraph::AddElement(int64_t reads, int64_t index, int64_t writes,
   Add({Element{index}, {reads}, {writes}, std::move(dead)});
 }
 
-void CapturedGraph::RunProgram(const ProgramCall& call, const Step& step,
+void CapturedGraph::RunProgram(const ProgramCall& call, const Instruction& step,
                                Progress& progress) const {
   Values& values = progress.values;
   ProfiledSteps profiled;
@@ -245,7 +245,7 @@ void CapturedGraph::RunProgram(const ProgramCall& call, const Step& step,
   }
 }
 
-RunResult CapturedGraph::StartProgram(const ProgramCall& call, const Step& step,
+RunResult CapturedGraph::StartProgram(const ProgramCall& call, const Instruction& step,
                                       const Values& values,
                                       std::vector<ExecutionObserver*> observers) {
   std::vector<RuntimeValue> feeds;
@@ -322,8 +322,8 @@ void CapturedGraph::RunToCut(Progress& progress) const {
         "in its middle, for example in a hook");
   }
   Values& values = progress.values;
-  while (progress.next < steps_.size()) {
-    const Step& step = steps_[progress.next++];
+  while (progress.next < instructions_.size()) {
+    const Instruction& step = instructions_[progress.next++];
     if (std::holds_alternative<Cut>(step.call)) return;
     if (const auto* program = std::get_if<ProgramCall>(&step.call)) {
       const int64_t began = Now();

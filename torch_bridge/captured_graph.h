@@ -128,14 +128,14 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   struct Element {
     int64_t index;
   };
-  struct Step {
+  struct Instruction {
     std::variant<Cut, ProgramCall, OperatorCall, SizeCall, Element> call;
     std::vector<int64_t> reads = {}, writes = {}, dead = {};
   };
-  void Add(Step step);
+  void Add(Instruction step);
   void Check(int64_t value) const;
-  void RunProgram(const ProgramCall& call, const Step& step, Progress& progress) const;
-  static caesura::RunResult StartProgram(const ProgramCall& call, const Step& step,
+  void RunProgram(const ProgramCall& call, const Instruction& step, Progress& progress) const;
+  static caesura::RunResult StartProgram(const ProgramCall& call, const Instruction& step,
                                          const Values& values,
                                          std::vector<ExecutionObserver*> observers);
   static c10::IValue RunOperator(const OperatorCall& call, const Values& values);
@@ -146,7 +146,7 @@ class CapturedGraph : public ::torch::CustomClassHolder {
   Values constants_;
   c10::intrusive_ptr<CallCounters> counters_;
   std::shared_ptr<const ExecutionProvider> gpu_;
-  std::vector<Step> steps_;
+  std::vector<Instruction> instructions_;
   int64_t cut_count_ = 0;
 };
 

@@ -30,7 +30,7 @@ Result<std::unique_ptr<Program>> Program::Create(Model source,
   auto first = out->Current();
   if (!first.ok()) {
     RETURN_IF_ERROR(
-        out->SwitchProviders(0, first.status(), FallbackPhase::kCreate, nullptr, PlanRequest()));
+        out->SwitchProviders(0, first.status(), FallbackStage::kCreate, nullptr, PlanRequest()));
     ASSIGN_OR_RETURN(first, out->Current());
   }
   out->model_ = first->graph->model();
@@ -65,7 +65,7 @@ Result<VersionedGraph> Program::Current() {
   return Put({*std::move(made), generation});
 }
 
-Status Program::SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
+Status Program::SwitchProviders(int generation, const Status& cause, FallbackStage stage,
                                 const std::vector<RuntimeValue>* feeds,
                                 const PlanRequest& request) {
   const auto rebuild = [&](const ProviderList& providers) -> Result<ProviderFallback::Bytes> {
@@ -80,23 +80,23 @@ Status Program::SwitchProviders(int generation, const Status& cause, FallbackPha
     Put({std::move(made), 1});
     return bytes;
   };
-  return fallback_->SwitchProviders(generation, cause, phase, rebuild);
+  return fallback_->SwitchProviders(generation, cause, stage, rebuild);
 }
 
 template <typename Attempt>
 Status Program::WithFallback(const std::vector<RuntimeValue>& feeds, const PlanRequest& request,
                              const bool& may_run_again, const Attempt& attempt) {
   ASSIGN_OR_RETURN(VersionedGraph current, Current());
-  FallbackPhase phase = FallbackPhase::kCompile;
+  FallbackStage stage = FallbackStage::kCompile;
   const auto plan_and_run = [&]() -> Status {
     ASSIGN_OR_RETURN(const SharedPlan plan, current.graph->Plan(feeds, request));
-    phase = FallbackPhase::kRun;
+    stage = FallbackStage::kRun;
     return attempt(current, plan);
   };
   Status status = plan_and_run();
   if (!status.ok()) {
-    if (phase == FallbackPhase::kRun && !may_run_again) return status;
-    RETURN_IF_ERROR(SwitchProviders(current.generation, status, phase, &feeds, request));
+    if (stage == FallbackStage::kRun && !may_run_again) return status;
+    RETURN_IF_ERROR(SwitchProviders(current.generation, status, stage, &feeds, request));
     ASSIGN_OR_RETURN(current, Current());
     status = plan_and_run();
     if (!status.ok()) return fallback_->DescribeRetryFailure(status);
@@ -206,7 +206,7 @@ RunResult Program::Run(RunRequest request) {
 
 Status Program::FallBack(const Status& cause, const std::vector<RuntimeValue>& feeds) {
   const Status switched = SwitchProviders(Get().generation, ProviderFailure(cause.message()),
-                                          FallbackPhase::kRun, &feeds, PlanRequest());
+                                          FallbackStage::kRun, &feeds, PlanRequest());
   return switched.ok() ? switched : Status(cause.code(), switched.message());
 }
 
@@ -305,7 +305,7 @@ RunResult WaitingRun::GoOn(Rest rest) {
   if (result.status.ok() && !is_counted) program.fallback_->CountRun();
   const bool failed = !result.status.ok() && !result.waiting;
   if (!failed || !again || result.left_parameters_changed()) return result;
-  const Status switched = program.SwitchProviders(generation, result.status, FallbackPhase::kRun,
+  const Status switched = program.SwitchProviders(generation, result.status, FallbackStage::kRun,
                                                   &again->feeds, again->plan);
   if (!switched.ok()) {
     result.status = switched;

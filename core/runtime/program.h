@@ -174,7 +174,7 @@ class Program {
                       const bool& may_run_again, const Attempt& attempt);
   // As ProviderFallback::SwitchProviders. `feeds`: of the run that the new graph must have a plan
   // for; null: of none.
-  Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
+  Status SwitchProviders(int generation, const Status& cause, FallbackStage stage,
                          const std::vector<RuntimeValue>* feeds, const PlanRequest& request);
   Status RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunRequest request,
                  bool may_retry, RunResult* result);

@@ -58,7 +58,7 @@ std::string Joined(const std::vector<std::string>& names) {
 }
 
 void Warn(const FallbackRecord& record) {
-  LogWarning("provider " + record.provider + " failed (phase: " + FallbackPhaseName(record.phase) +
+  LogWarning("provider " + record.provider + " failed (phase: " + FallbackStageName(record.stage) +
              "), after " + std::to_string(record.runs_before) + " runs: " + record.cause +
              "; the session goes on with " + Joined(record.providers));
 }
@@ -77,9 +77,9 @@ void ForEachInitializer(const Graph& graph, const Fn& fn) {
 
 }  // namespace
 
-const char* FallbackPhaseName(FallbackPhase phase) {
+const char* FallbackStageName(FallbackStage stage) {
   constexpr const char* kNames[] = {"create", "compile", "run"};
-  return kNames[static_cast<int>(phase)];
+  return kNames[static_cast<int>(stage)];
 }
 
 ProviderFallback::Bytes CountBytes(const Graph& source, const Graph& program,
@@ -124,7 +124,7 @@ Result<std::shared_ptr<ProviderFallback>> ProviderFallback::Create(
     if (record) continue;
     record.emplace();
     record->provider = request.name;
-    record->phase = FallbackPhase::kCreate;
+    record->stage = FallbackStage::kCreate;
     record->cause = status.ToString();
   }
   if (made.empty()) made.push_back(make_cpu());
@@ -178,7 +178,7 @@ void ProviderFallback::Adopt(ProviderList providers, FallbackRecord record) {
   generation_.store(1, std::memory_order_release);
 }
 
-Status ProviderFallback::SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
+Status ProviderFallback::SwitchProviders(int generation, const Status& cause, FallbackStage stage,
                                          const Rebuild& rebuild) {
   if (cause.code() != StatusCode::kProviderFailure || !possible_ || !enabled_) return cause;
   if (generation > 0) return DescribeRetryFailure(cause);
@@ -202,7 +202,7 @@ Status ProviderFallback::SwitchProviders(int generation, const Status& cause, Fa
   }
   FallbackRecord record;
   record.provider = std::move(place.provider);
-  record.phase = phase;
+  record.stage = stage;
   record.node = std::move(place.node);
   record.cause = cause.ToString();
   record.milliseconds = MillisecondsSince(begin);

@@ -39,19 +39,19 @@ class ExecutionPlan;  // core/plan/execution_plan.h
 using PassMaker = std::function<PassList(const ProviderList&)>;
 
 // The work during which a provider failed.
-enum class FallbackPhase {
+enum class FallbackStage {
   kCreate,   // a provider or the session was made: passes, function bodies
   kCompile,  // a run was planned: kernels created, constants folded
   kRun,
 };
 
 // "create", "compile", "run".
-const char* FallbackPhaseName(FallbackPhase phase);
+const char* FallbackStageName(FallbackStage stage);
 
 // The state of a session's fallback.
 struct FallbackRecord {
   std::string provider;  // that failed
-  FallbackPhase phase = FallbackPhase::kRun;
+  FallbackStage stage = FallbackStage::kRun;
   std::string node;   // "Op 'name'", or "memory"; empty where no node can be blamed
   std::string cause;  // the failed Status as text
   std::chrono::system_clock::time_point when;
@@ -115,7 +115,7 @@ class ProviderFallback {
   // `cause` is what a program of `generation` has failed with. Ok: the session is, by this call or
   // another thread's, on other providers than that program: do it again there. Otherwise the status
   // to report, and nothing has changed.
-  Status SwitchProviders(int generation, const Status& cause, FallbackPhase phase,
+  Status SwitchProviders(int generation, const Status& cause, FallbackStage stage,
                          const Rebuild& rebuild);
   // The error of a second try that fails as well: names the first cause; one that is the same
   // is told once.

@@ -84,7 +84,7 @@ void ExpectTheStepsOfTheCpu(RealModel real, int every = 1) {
     // Every other step of those that accumulate runs another program, which is planned when it is
     // reached.
     if (real.options.step.accumulation_steps == 1) {
-      EXPECT_EQ(record->phase, FallbackPhase::kRun);
+      EXPECT_EQ(record->stage, FallbackStage::kRun);
     }
     EXPECT_EQ(record->runs_before, k == 0 ? 2u : 1u);
     EXPECT_GT(record->shared_bytes, 1000u);  // the parameters, where they are
@@ -183,7 +183,7 @@ TEST(TrainingFallback, FailuresWhileStepsArePlanned) {
     auto session = SessionOf(real);
     EXPECT_EQ(session->Step(real.batches[0]).value(), expected.losses()[0]);
     expected.ExpectLastStep(*session, real);
-    EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCompile);
+    EXPECT_EQ(session->fallback().record()->stage, FallbackStage::kCompile);
   }
 }
 

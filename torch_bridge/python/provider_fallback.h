@@ -13,7 +13,7 @@ inline nanobind::object ToPython(const std::optional<FallbackRecord>& record) {
   if (!record) return nanobind::none();
   nanobind::dict out;
   out["provider"] = record->provider;
-  out["phase"] = FallbackPhaseName(record->phase);
+  out["phase"] = FallbackStageName(record->stage);
   out["node"] = record->node;
   out["cause"] = record->cause;
   out["when"] = std::chrono::duration<double>(record->when.time_since_epoch()).count();

@@ -42,9 +42,9 @@ Status CheckShard(int shard, const Communicator* others) {
                      Exchanges(*others));
 }
 
-Status CheckLogicalShards(const TrainingOptions& options, const RankPlan& plan,
+Status CheckLogicalShards(const TrainingOptions& options, const RankSetup& setup,
                           const Communicator* others) {
-  const int shards = options.ranks.logical_shards, ranks = plan.ranks;
+  const int shards = options.ranks.logical_shards, ranks = setup.ranks;
   if (shards == 0) return {};
   const std::string given = "logical_shards = " + std::to_string(shards) + ": ";
   if (shards < 0) return InvalidArgument(given + "expected 0 (any order of sums) or more");
@@ -59,49 +59,49 @@ Status CheckLogicalShards(const TrainingOptions& options, const RankPlan& plan,
 
 }  // namespace
 
-Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* communicator,
-                           const ProviderList& providers) {
-  RankPlan plan;
-  plan.ranks = communicator == nullptr ? 1 : communicator->size();
-  plan.bucket_bytes = options.ranks.bucket_bytes;
-  plan.logical_shards = options.ranks.logical_shards;
-  const Communicator* others = plan.has_others() ? communicator : nullptr;
-  RETURN_IF_ERROR(CheckLogicalShards(options, plan, others));
+Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator* communicator,
+                             const ProviderList& providers) {
+  RankSetup setup;
+  setup.ranks = communicator == nullptr ? 1 : communicator->size();
+  setup.bucket_bytes = options.ranks.bucket_bytes;
+  setup.logical_shards = options.ranks.logical_shards;
+  const Communicator* others = setup.has_others() ? communicator : nullptr;
+  RETURN_IF_ERROR(CheckLogicalShards(options, setup, others));
   RETURN_IF_ERROR(CheckShard(options.ranks.shard, others));
-  if (plan.bucket_bytes < 1) {
+  if (setup.bucket_bytes < 1) {
     return InvalidArgument("bucket_bytes: expected 1 or more, got " +
-                           std::to_string(plan.bucket_bytes));
+                           std::to_string(setup.bucket_bytes));
   }
-  RETURN_IF_ERROR(CheckConflicts(options, plan.has_others()));
-  if (others == nullptr) return plan;
+  RETURN_IF_ERROR(CheckConflicts(options, setup.has_others()));
+  if (others == nullptr) return setup;
   if (options.failures.action != OnFailure::kStop) {
     return InvalidArgument(
         "failures, on_failure: with other ranks a failed step stops; all ranks would have to do it "
         "again");
   }
-  plan.divides_state = options.ranks.shard > 0;
-  plan.divides_sums = options.ranks.shard == 2;
+  setup.divides_state = options.ranks.shard > 0;
+  setup.divides_sums = options.ranks.shard == 2;
   const Device device = others->device();
   const auto provider = ProviderOn(device, providers);
   if (!device.is_host() && provider == nullptr) {
     return InvalidArgument("the communicator '" + others->name() + "' exchanges the memory of " +
                            device.ToString() + ", where no provider of the session runs nodes");
   }
-  plan.provider = device.is_host() ? kCpuProviderName : provider->name();
-  return plan;
+  setup.provider = device.is_host() ? kCpuProviderName : provider->name();
+  return setup;
 }
 
-RankGroup::RankGroup(const TrainingOptions& options, RankPlan plan, RunControl& control,
+RankGroup::RankGroup(const TrainingOptions& options, RankSetup setup, RunControl& control,
                      SessionParameters& parameters, TrainingProgress& progress,
                      std::shared_ptr<const ProviderFallback> providers)
     : options_(options),
       communicator_(options.ranks.communicator),
-      plan_(std::move(plan)),
+      setup_(std::move(setup)),
       control_(control),
       parameters_(parameters),
       progress_(progress),
       providers_(std::move(providers)) {
-  if (plan_.has_others()) state_rank_ = rank();
+  if (setup_.has_others()) state_rank_ = rank();
 }
 
 uint64_t RankGroup::Fingerprint(const Graph& update) const {
@@ -217,22 +217,22 @@ Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
         "rank_parts: each rank has its own part of parameters, and the part of a lost rank is "
         "gone: make a session again, and set the last parameters");
   }
-  if (options_.ranks.shard > 0 && ranks != plan_.ranks) {
+  if (options_.ranks.shard > 0 && ranks != setup_.ranks) {
     return InvalidArgument(
-        "the optimizer state is divided among " + std::to_string(plan_.ranks) +
+        "the optimizer state is divided among " + std::to_string(setup_.ranks) +
         " ranks, and the part of a rank that was lost is gone: make a session for these " +
         std::to_string(ranks) +
         " and Restore the last checkpoint, which any number of ranks reads");
   }
-  if (plan_.is_ordered() && ranks != plan_.ranks) {
-    return InvalidArgument("the " + std::to_string(plan_.logical_shards) +
-                           " logical shards are divided among " + std::to_string(plan_.ranks) +
+  if (setup_.is_ordered() && ranks != setup_.ranks) {
+    return InvalidArgument("the " + std::to_string(setup_.logical_shards) +
+                           " logical shards are divided among " + std::to_string(setup_.ranks) +
                            " ranks: Save, make a session for " + std::to_string(ranks) +
                            " and Restore there");
   }
-  ASSIGN_OR_RETURN(plan_, PlanRanks(options_, communicator.get(), providers_->providers()));
+  ASSIGN_OR_RETURN(setup_, SetUpRanks(options_, communicator.get(), providers_->providers()));
   communicator_ = std::move(communicator);
-  if (plan_.has_others() && state_rank_ < 0) state_rank_ = rank();
+  if (setup_.has_others() && state_rank_ < 0) state_rank_ = rank();
   control_.set_rank_asked(false);
   return {};
 }
@@ -241,7 +241,7 @@ Status RankGroup::BeginStep(RunOptions& run) {
   if (control_.rank_asked()) return Suspended("no step has begun: a rank was asked to suspend");
   if (control_.TakeSuspendAt() != INT_MAX)
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
-  if (!plan_.is_ordered()) {  // each rank draws random numbers of its own
+  if (!setup_.is_ordered()) {  // each rank draws random numbers of its own
     run.seed = run.seed.value_or(0) + static_cast<uint64_t>(rank()) * 0x9e3779b97f4a7c15ull;
   } else if (!progress_.next_seed) {
     run.step = static_cast<uint64_t>(progress_.random_step(rank()));
@@ -259,7 +259,7 @@ void RankGroup::EndStep(const RunResult& result) {
   if (collectives == nullptr) return;  // a step of a checkpoint, which began alone
   if (collectives->flag_raised()) control_.set_rank_asked(true);
   // The losses of this update's other micro-steps: their mean over the ranks, too.
-  if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / plan_.ranks;
+  if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / setup_.ranks;
   if (result.status.ok()) return;
   // After Agree all ranks have the same gradients, and refuse them for the same reason.
   const bool refused = result.status.code() == StatusCode::kInvalidArgument;

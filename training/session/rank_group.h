@@ -13,31 +13,31 @@
 #include "training/session/session_parameters.h"
 #include "training/session/training_options.h"
 #include "training/session/training_progress.h"
-#include "training/step/rank_plan.h"
+#include "training/step/rank_setup.h"
 
 namespace caesura {
 
 class RunCollectives;  // core/distributed/run_collectives.h
 
-// The plan of a session with these ranks (null: none), whatever options.ranks.communicator is.
+// The setup of a session with these ranks (null: none), whatever options.ranks.communicator is.
 // Fails naming the option that does not go with the others, with the number of ranks or with the
 // communicator's device.
-Result<RankPlan> PlanRanks(const TrainingOptions& options, const Communicator* communicator,
-                           const ProviderList& providers);
+Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator* communicator,
+                             const ProviderList& providers);
 
 // The parameters that rank 0 and this one have, and how far they are, move together from Join on.
-// With no other ranks only plan, communicator, rank and Memory may be called, and Replace. Thread
+// With no other ranks only setup, communicator, rank and Memory may be called, and Replace. Thread
 // safety: one thread at a time.
 class RankGroup {
  public:
-  // References are to parts of the session, which outlive this. `plan`: that of PlanRanks.
-  RankGroup(const TrainingOptions& options, RankPlan plan, RunControl& control,
+  // References are to parts of the session, which outlive this. `setup`: that of SetUpRanks.
+  RankGroup(const TrainingOptions& options, RankSetup setup, RunControl& control,
             SessionParameters& parameters, TrainingProgress& progress,
             std::shared_ptr<const ProviderFallback> providers);
 
-  const RankPlan& plan() const { return plan_; }
+  const RankSetup& setup() const { return setup_; }
   const Communicator* communicator() const { return communicator_.get(); }
-  int rank() const { return plan_.has_others() ? communicator()->rank() : 0; }
+  int rank() const { return setup_.has_others() ? communicator()->rank() : 0; }
   // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory Memory() const;
 
@@ -90,7 +90,7 @@ class RankGroup {
 
   const TrainingOptions& options_;
   std::shared_ptr<Communicator> communicator_;  // null: there are no other ranks
-  RankPlan plan_;
+  RankSetup setup_;
   RunControl& control_;
   SessionParameters& parameters_;
   TrainingProgress& progress_;

@@ -42,16 +42,16 @@ RankMemory RankGroup::Memory() const {
     if (i >= parameters_.trained()) continue;
     largest_gradient = std::max(largest_gradient, bytes);
     // An ordered sum takes room for the parts of all ranks.
-    const size_t copies = is_divided() ? 0 : plan_.is_ordered() && plan_.has_others() ? 2 : 1;
+    const size_t copies = is_divided() ? 0 : setup_.is_ordered() && setup_.has_others() ? 2 : 1;
     exchanged += copies * bytes;
-    if (plan_.has_others() && options_.step.exchange_dtype != DType::kUndefined)
+    if (setup_.has_others() && options_.step.exchange_dtype != DType::kUndefined)
       exchanged +=
           DTypeSize(options_.step.exchange_dtype) * static_cast<size_t>(set.tensor(i).elements());
   }
-  if (plan_.has_others() && options_.step.commit == CommitMode::kEagerConsume) {
+  if (setup_.has_others() && options_.step.commit == CommitMode::kEagerConsume) {
     // Two buckets are exchanged and a third one is filled while the next gradient is computed. A
     // bucket exceeds its size by its last gradient.
-    const size_t bucket = static_cast<size_t>(plan_.bucket_bytes) + largest_gradient;
+    const size_t bucket = static_cast<size_t>(setup_.bucket_bytes) + largest_gradient;
     exchanged = std::min(exchanged, 3 * bucket + largest_gradient);
   }
   memory.gradients += exchanged;
@@ -68,7 +68,7 @@ RankMemory RankGroup::Memory() const {
 }
 
 bool RankGroup::has_divided_sums() const {
-  return is_divided() && plan_.divides_sums && progress_.micro_steps_to_update != 1;
+  return is_divided() && setup_.divides_sums && progress_.micro_steps_to_update != 1;
 }
 
 Status RankGroup::CheckParts(const std::vector<int64_t>& updates,
@@ -90,7 +90,7 @@ Status RankGroup::Save(Checkpoint checkpoint, const std::string& path) const {
                        "' would hold this rank's part of some parameters; save each rank's "
                        "parameters().Get() in a file of its own");
   }
-  if (plan_.is_ordered() && progress_.accumulated() > 0) {
+  if (setup_.is_ordered() && progress_.accumulated() > 0) {
     return Unsupported("logical_shards: '" + path +
                        "' is to be saved after an update; now each rank has gradients of its own");
   }

@@ -34,8 +34,8 @@ Status SaveSession(const SessionParts& from, const std::string& path,
     checkpoint.properties[kCallerPrefix + name] = std::move(property);
   from.progress.Save(checkpoint);
   RETURN_IF_ERROR(from.runs.Save(checkpoint));
-  return from.ranks.plan().has_others() ? from.ranks.Save(std::move(checkpoint), path)
-                                        : SaveCheckpoint(checkpoint, path);
+  return from.ranks.setup().has_others() ? from.ranks.Save(std::move(checkpoint), path)
+                                         : SaveCheckpoint(checkpoint, path);
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while '" + path + "' was saved");
 }
@@ -44,7 +44,7 @@ Result<std::map<std::string, Checkpoint::Property>> RestoreSession(const Session
                                                                    const std::string& path) try {
   ASSIGN_OR_RETURN(const Checkpoint checkpoint, RestoreCheckpoint(path));
   // Everything is compared before anything is written.
-  const bool has_others = into.ranks.plan().has_others();
+  const bool has_others = into.ranks.setup().has_others();
   std::string wrong;
   ASSIGN_OR_RETURN(TrainingProgress progress, into.progress.Restored(checkpoint, &wrong));
   wrong += into.parameters.Misfits(checkpoint, progress.has_sums());

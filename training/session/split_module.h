@@ -99,7 +99,7 @@ class ForwardRun {
   std::shared_ptr<Program> program_;
   std::shared_ptr<ParameterSet> parameters_;  // as they were when the run began
   std::vector<ExecutionObserver*> observers_;
-  std::unique_ptr<WaitingRun> run_;           // null or no run once it is over
+  std::unique_ptr<WaitingRun> run_;  // null or no run once it is over
 };
 
 // A model as two halves, forward and backward. It owns the parameters; callers own gradients and

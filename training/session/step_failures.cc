@@ -55,7 +55,7 @@ Result<std::vector<NamedValues>> Split(const Graph& graph, const NamedValues& fe
 
 // The calls that go on after a lost step.
 std::string StepRuns::WayBack() const {
-  if (!ranks_.plan().has_others()) return "Restore a checkpoint first";
+  if (!ranks_.setup().has_others()) return "Restore a checkpoint first";
   const bool needs_all =
       !parameters_.shards().empty() || options_.step.commit == CommitMode::kEagerConsume;
   return needs_all ? "Restore the last checkpoint on all ranks"
@@ -72,7 +72,7 @@ std::string StepRuns::DescribeLoss() const {
   for (size_t i = 0; i < std::min(lost.size(), kNamed); ++i)
     names += (i == 0 ? "'" : ", '") + lost[i] + "'";
   if (lost.size() > kNamed) names += " and " + std::to_string(lost.size() - kNamed) + " more";
-  const std::string advice = ranks_.plan().has_others() ? "; " + WayBack() : "";
+  const std::string advice = ranks_.setup().has_others() ? "; " + WayBack() : "";
   return "the step is lost, parameters may be half updated (" + names + ")" + advice + ": ";
 }
 

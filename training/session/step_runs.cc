@@ -125,7 +125,7 @@ Result<std::unique_ptr<Program>> StepRuns::Prepare(StepProgram program, const Pa
   const auto passes =
       [made = SessionStep{.parameters = program.parameters,
                           .early = options_.step.commit == CommitMode::kEagerConsume,
-                          .exchanges = ranks_.plan().has_others(),
+                          .exchanges = ranks_.setup().has_others(),
                           .may_recompute = options_.memory_budget > 0}](
           const ProviderList& providers) { return SessionStepPasses(providers, made); };
   const auto found = std::make_shared<CpuFallbackReport>();
@@ -147,7 +147,7 @@ Result<std::unique_ptr<Program>> StepRuns::Prepare(StepProgram program, const Pa
 
 Result<std::unique_ptr<Program>> StepRuns::MakeStep(const Model& model, bool is_update) {
   ASSIGN_OR_RETURN(StepProgram program,
-                   BuildStepProgram(model, trainable_, options_.step, is_update, ranks_.plan()));
+                   BuildStepProgram(model, trainable_, options_.step, is_update, ranks_.setup()));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   RETURN_IF_ERROR(parameters_.Share(program));
   return Prepare(std::move(program), parameters_.set(), is_update ? cpu_fallback_.get() : nullptr);
@@ -216,7 +216,7 @@ const NamedValues& StepRuns::ProgramFeeds(int64_t accumulated) {
   set(kMicroStepInput, accumulated);
   set(kGradientFactorInput, 1.0 / static_cast<double>(accumulated + 1));
   set(kLossScaleInput, progress_.scaler.scale());
-  set(kRankShareInput, 1.0 / ranks_.plan().ranks);
+  set(kRankShareInput, 1.0 / ranks_.setup().ranks);
   return program_feeds_;
 }
 
@@ -254,7 +254,7 @@ Result<double> StepRuns::Step(bool is_update, const NamedValues& feeds,
     run.seed = *progress_.next_seed;
     run.step = 0;
   }
-  if (ranks_.plan().has_others()) RETURN_IF_ERROR(ranks_.BeginStep(run));
+  if (ranks_.setup().has_others()) RETURN_IF_ERROR(ranks_.BeginStep(run));
   run.observers = std::move(observers);
   Request step{is_update,
                feeds,
@@ -315,7 +315,7 @@ Result<double> StepRuns::EndRun(bool is_update, RunResult result) {
   }
   if (result.left_parameters_changed())
     parameters_.set_lost(std::move(result.parameters.inconsistent));
-  if (ranks_.plan().has_others()) ranks_.EndStep(result);
+  if (ranks_.setup().has_others()) ranks_.EndStep(result);
   if (!result.status.ok())
     return parameters_.lost() ? result.status.WithPrefix(DescribeLoss()) : result.status;
   // The step has committed. Only EndMicroStep can fail, after an update that was skipped.

@@ -34,13 +34,13 @@ Status CheckOptions(const TrainingOptions& options) {
 }
 
 // The progress of a run that begins.
-TrainingProgress ProgressOf(const TrainingOptions& options, const RankPlan& plan) {
+TrainingProgress ProgressOf(const TrainingOptions& options, const RankSetup& setup) {
   TrainingProgress out;
   out.schedule = options.schedule;
-  out.micro_steps_to_update = plan.MicroSteps(options.step.accumulation_steps);
-  out.logical_shards = plan.logical_shards;
+  out.micro_steps_to_update = setup.MicroSteps(options.step.accumulation_steps);
+  out.logical_shards = setup.logical_shards;
   out.scales_loss = options.step.scales_loss();
-  out.loss_is_mean = plan.is_ordered() || options.step.mean_over == MeanOver::kTokens;
+  out.loss_is_mean = setup.is_ordered() || options.step.mean_over == MeanOver::kTokens;
   out.base_rate = LearningRate(options.step.optimizer);
   out.seed = options.seed;
   out.scaler = GradScaler(options.step.loss_scaling);
@@ -65,9 +65,9 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
 
 Status TrainingSession::Prepare(Model model) {
   fallback_ = TrainingFallback(options_.providers, options_.fallback);
-  ASSIGN_OR_RETURN(RankPlan plan,
-                   PlanRanks(options_, options_.ranks.communicator.get(), fallback_->providers()));
-  *progress_ = ProgressOf(options_, plan);
+  ASSIGN_OR_RETURN(RankSetup setup,
+                   SetUpRanks(options_, options_.ranks.communicator.get(), fallback_->providers()));
+  *progress_ = ProgressOf(options_, setup);
   ASSIGN_OR_RETURN(const auto ops, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops->Declare(model));  // gradients go through ops of the user's, too
   ASSIGN_OR_RETURN(std::vector<std::string> trainable,
@@ -79,12 +79,12 @@ Status TrainingSession::Prepare(Model model) {
       CheckNames("groups: the model has no initializer", grouped, InitializerNames(*model.graph)));
   parameters_ = std::make_unique<SessionParameters>(std::move(model), trainable, fallback_,
                                                     options_.share_parameters);
-  ranks_ = std::make_unique<RankGroup>(options_, std::move(plan), *control_, *parameters_,
+  ranks_ = std::make_unique<RankGroup>(options_, std::move(setup), *control_, *parameters_,
                                        *progress_, fallback_);
   runs_ = std::make_unique<StepRuns>(options_, std::move(trainable), *control_, *parameters_,
                                      *progress_, *ranks_, fallback_);
   RETURN_IF_ERROR(runs_->MakePrograms());
-  const bool joins = ranks_->plan().has_others() && options_.ranks.join;
+  const bool joins = ranks_->setup().has_others() && options_.ranks.join;
   return joins ? ranks_->Join(runs_->step_graph()) : Status();
 }
 
@@ -125,9 +125,9 @@ Status TrainingSession::ExportModel(const std::string& path,
 
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   RETURN_IF_ERROR(parameters_->CheckNoStepWaits());
-  const bool had_others = ranks_->plan().has_others();
+  const bool had_others = ranks_->setup().has_others();
   RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
-  const bool has_others = ranks_->plan().has_others();
+  const bool has_others = ranks_->setup().has_others();
   if (had_others != has_others) RETURN_IF_ERROR(runs_->MakePrograms());
   if (has_others) RETURN_IF_ERROR(ranks_->Join(runs_->step_graph()));
   else if (parameters_->lost())

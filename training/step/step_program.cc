@@ -41,11 +41,11 @@ Value* SeedOf(Graph& graph, Value* count, Value* scale) {
   return node->output(0);
 }
 
-Status CheckRanks(const StepOptions& options, const RankPlan& plan,
+Status CheckRanks(const StepOptions& options, const RankSetup& setup,
                   const std::vector<std::string>& trainable) {
-  if (plan.has_others() && !options.rank_parts.empty())
+  if (setup.has_others() && !options.rank_parts.empty())
     RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
-  if (plan.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
+  if (setup.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
   if (DTypeSet{DType::kUndefined, DType::kBFloat16}.Contains(options.exchange_dtype)) return {};
   return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
                          DTypeName(options.exchange_dtype));
@@ -108,12 +108,12 @@ bool IsProgramInput(const std::string& name) {
 
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update,
-                                     const RankPlan& plan) {
-  RETURN_IF_ERROR(CheckRanks(options, plan, trainable));
-  const bool has_ranks = plan.has_others();
-  const int micro_steps = plan.MicroSteps(options.accumulation_steps);
+                                     const RankSetup& setup) {
+  RETURN_IF_ERROR(CheckRanks(options, setup, trainable));
+  const bool has_ranks = setup.has_others();
+  const int micro_steps = setup.MicroSteps(options.accumulation_steps);
   const bool is_early = options.commit == CommitMode::kEagerConsume;
-  const bool is_ordered = plan.is_ordered();
+  const bool is_ordered = setup.is_ordered();
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
@@ -142,14 +142,14 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   std::vector<Value*> left;  // in the statistics' targets
   for (const StatisticUpdate& statistic : statistics)
     left.push_back(BeforeUpdates(graph, statistic.value));
-  UpdateWriter writer(graph, options, plan, program);
+  UpdateWriter writer(graph, options, setup, program);
   if (backward.loss_scale != nullptr) writer.Unscale(backward.loss_scale);
   Value* sum = counts ? writer.Weighted(loss, count) : loss;
   std::vector<Value**> totals = {&sum};
   if (counts) totals.push_back(&count);
   const bool sums_losses = counts || is_ordered;  // over micro-steps, too
   if (options.refuse_nonfinite && !has_ranks) writer.RequireFinite(gradients, sum);
-  const bool by_parts = plan.divides_state && plan.divides_sums;
+  const bool by_parts = setup.divides_state && setup.divides_sums;
   if (by_parts) writer.ReduceParts(gradients);
   if (micro_steps != 1) {
     writer.Accumulate(gradients, sums_losses ? totals : std::vector<Value**>(), with_update);

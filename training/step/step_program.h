@@ -9,7 +9,7 @@
 #include "core/execute/parameter_set.h"
 #include "core/graph/graph.h"
 #include "training/step/parameter_shard.h"
-#include "training/step/rank_plan.h"
+#include "training/step/rank_setup.h"
 #include "training/step/step_options.h"
 
 namespace caesura {
@@ -54,13 +54,13 @@ struct StepProgram {
 // The graph's outputs of these names, in their order. Fails listing all names that are none.
 Result<std::vector<Value*>> FindOutputs(const Graph& graph, const std::vector<std::string>& names);
 
-// Builds the step of one of the ranks of `plan`. `with_update` false: the program of a micro-step
+// Builds the step of one of the ranks of `setup`. `with_update` false: the program of a micro-step
 // that only accumulates. The model's types
 // must have been inferred, and the pass of options.precision must have run on it. The
 // caller has refused options that do not go together.
 Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::string>& trainable,
                                      const StepOptions& options, bool with_update,
-                                     const RankPlan& plan = {});
+                                     const RankSetup& setup = {});
 
 }  // namespace caesura
 

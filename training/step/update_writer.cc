@@ -117,16 +117,16 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
     }
     if (options_.exchange_dtype != DType::kUndefined)
       gradients[i] = As(gradients[i], options_.exchange_dtype);
-    if (!plan_.divides_state) summed.push_back(&gradients[i]);
+    if (!setup_.divides_state) summed.push_back(&gradients[i]);
   }
-  if (plan_.is_ordered()) {
-    collectives_.OrderedSum(summed, plan_.bucket_bytes, plan_.ranks);
+  if (setup_.is_ordered()) {
+    collectives_.OrderedSum(summed, setup_.bucket_bytes, setup_.ranks);
     return;
   }
   rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
   for (Value*& statistic : statistics) left.push_back(&statistic);
-  collectives_.AllReduce(summed, plan_.bucket_bytes);
-  if (plan_.divides_state && buckets_.empty()) ReduceParts(gradients);
+  collectives_.AllReduce(summed, setup_.bucket_bytes);
+  if (setup_.divides_state && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   for (int i = 0; i < program_.trained; ++i) {
     if (gradients[i]->dtype() != own[i]) gradients[i] = As(gradients[i], own[i]);
@@ -135,7 +135,7 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
 
 Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* place,
                                  bool updates) {
-  const bool in_pairs = plan_.is_ordered();
+  const bool in_pairs = setup_.is_ordered();
   std::vector<int64_t> dims;
   if (in_pairs) dims.push_back(std::bit_width(unsigned(micro_steps_ - 1)));
   for (const Dim& dim : *value->type().shape) dims.push_back(dim.value);
@@ -145,7 +145,7 @@ Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* p
     node->output(0)->set_type(buffer->type());
     return value;
   }
-  const bool apart = updates && plan_.has_others();
+  const bool apart = updates && setup_.has_others();
   const char* op_type = in_pairs ? "PairwiseSum" : apart ? "AccumulatedSum" : "InPlaceAccumulator";
   Node* node = Act(op_type, {buffer, value, place}, {}, 1);
   node->output(0)->set_type(value->type());
@@ -155,7 +155,7 @@ Value* UpdateWriter::Accumulated(const std::string& name, Value* value, Value* p
 void UpdateWriter::Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
                               bool updates) {
   Value* place =
-      plan_.is_ordered()
+      setup_.is_ordered()
           ? graph_.AddInput(kMicroStepInput, ValueType::Tensor(DType::kInt64, Shape{}))
           : Checked(graph_.AddInput(kResetInput, ValueType::Tensor(DType::kBool, Shape{})));
   const char* names[] = {"caesura.loss", "caesura.count"};
@@ -206,7 +206,7 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
 
 bool UpdateWriter::IsRankPart(int trained) const {
   const auto& parts = options_.rank_parts;
-  return plan_.has_others() &&
+  return setup_.has_others() &&
          std::find(parts.begin(), parts.end(), program_.parameters[trained]) != parts.end();
 }
 
@@ -226,7 +226,7 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
   if (parts.empty()) return Act("GlobalNorm", whole, {}, 1)->output(0);
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* square = SquareOfNorm(parts);
-  collectives_.AllReduce({&square}, plan_.bucket_bytes);
+  collectives_.AllReduce({&square}, setup_.bucket_bytes);
   if (!whole.empty()) square = Op("Add", {square, SquareOfNorm(whole)}, wide);
   const bool is_wide = NormDType(parts) == DType::kFloat64 || NormDType(whole) == DType::kFloat64;
   return As(Op("Sqrt", {square}, wide), is_wide ? DType::kFloat64 : DType::kFloat32);
@@ -236,7 +236,7 @@ Value* UpdateWriter::MeanFactor() {
   if (mean_factor_ != nullptr) return mean_factor_;
   if (micro_steps_ == 0)
     return graph_.AddInput(kGradientFactorInput, ValueType::Tensor(DType::kFloat64, Shape{}));
-  const int count = plan_.is_ordered() ? plan_.logical_shards : micro_steps_;
+  const int count = setup_.is_ordered() ? setup_.logical_shards : micro_steps_;
   return graph_.AddInitializer("caesura.gradient_factor", Tensor::Scalar<double>(1.0 / count));
 }
 
@@ -323,7 +323,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
           : graph_.AddInput(kCoefficientsInput, ValueType::Tensor(DType::kFloat64, Shape{fed}));
   Value* step = graph_.AddInput(kStepInput, ValueType::Tensor(DType::kInt64, Shape{}));
   Value* scale = Scale(gradients);  // before the agreement: parts of a norm are exchanged
-  const bool agrees = plan_.has_others() && options_.commit == CommitMode::kLate;
+  const bool agrees = setup_.has_others() && options_.commit == CommitMode::kLate;
   if (agrees) step = collectives_.Agreed(step);
   if (micro_steps_ == 1) step = Checked(step);  // otherwise Accumulate has checked
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
@@ -401,7 +401,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   std::vector<std::vector<Value*>> values;
   std::vector<BucketLayout> layouts;
   const auto buckets = options_.shard_buckets.empty()
-                           ? collectives_.Buckets(trained, kinds, plan_.bucket_bytes)
+                           ? collectives_.Buckets(trained, kinds, setup_.bucket_bytes)
                            : GivenBuckets();
   for (const auto& indices : buckets) {
     Group group = groups[kinds[indices.front()]];
@@ -415,7 +415,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
       values.back().push_back(trained[i]);
     }
     const DType dtype = trained[indices.front()]->dtype();
-    layouts.emplace_back(std::move(elements), dtype, plan_.ranks);
+    layouts.emplace_back(std::move(elements), dtype, setup_.ranks);
     std::vector<std::string> states;
     for (const OptimizerState& state : DescribeUpdate(group.optimizer).states)
       states.push_back("optimizer." + state.name);

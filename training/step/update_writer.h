@@ -14,8 +14,9 @@ namespace caesura {
 
 class UpdateWriter {
  public:
-  UpdateWriter(Graph& graph, const StepOptions& options, const RankPlan& plan, StepProgram& program)
-      : graph_(graph), options_(options), plan_(plan), program_(program) {}
+  UpdateWriter(Graph& graph, const StepOptions& options, const RankSetup& setup,
+               StepProgram& program)
+      : graph_(graph), options_(options), setup_(setup), program_(program) {}
 
   // kUnsupported where the options do not allow that each rank updates its part of a bucket only.
   static Status CheckSharding(const StepOptions& options,
@@ -40,7 +41,7 @@ class UpdateWriter {
   // Adds the gradients and `totals`, a loss and maybe a count, to those of earlier micro-steps. The
   // sums of a step that `updates` are no part of what later ones read.
   void Accumulate(std::vector<Value*>& gradients, const std::vector<Value**>& totals, bool updates);
-  // Sums the gradients (with RankPlan::divides_state each rank's parts of them) and `totals` over
+  // Sums the gradients (with RankSetup::divides_state each rank's parts of them) and `totals` over
   // all ranks, and takes rank 0's statistics. Update's writes then wait until all ranks have them,
   // but for CommitMode::kEagerConsume.
   // To be called before it.
@@ -134,13 +135,13 @@ class UpdateWriter {
 
   Graph& graph_;
   const StepOptions& options_;
-  const RankPlan& plan_;
-  const int micro_steps_ = plan_.MicroSteps(options_.accumulation_steps);  // 0: the caller decides
+  const RankSetup& setup_;
+  const int micro_steps_ = setup_.MicroSteps(options_.accumulation_steps);  // 0: the caller decides
   StepProgram& program_;
   Value* inverse_scale_ = nullptr;  // of the loss
   Value* rank_share_ = nullptr;     // where the mean goes over ranks
   Value* mean_factor_ = nullptr;    // where it goes over counted elements
-  CollectiveWriter collectives_{graph_, plan_.provider};
+  CollectiveWriter collectives_{graph_, setup_.provider};
   std::vector<Bucket> buckets_;
   Value* norm_ = nullptr;  // of the gradients, where they must be finite
   Value* loss_ = nullptr;  // likewise

@@ -57,7 +57,7 @@ TEST(ProviderFallback, TheRecordSaysWhereAndWhen) {
   const auto record = session->fallback().record();
   ASSERT_TRUE(record);
   EXPECT_EQ(record->node, "Add 'inner'");
-  EXPECT_EQ(record->phase, FallbackPhase::kRun);
+  EXPECT_EQ(record->stage, FallbackStage::kRun);
   EXPECT_EQ(record->runs_before, 3u);
   EXPECT_GE(record->when, before);
   EXPECT_LE(record->when, std::chrono::system_clock::now());
@@ -102,7 +102,7 @@ TEST(ProviderFallback, FailuresWhileARunIsPlanned) {
   faulty->FailAt(0);
   auto session = SessionOf(ModelOf(kNet), {faulty, Cpu()});
   ASSERT_TRUE(session->Plan(Feeds()).ok());
-  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCompile);
+  EXPECT_EQ(session->fallback().record()->stage, FallbackStage::kCompile);
   EXPECT_EQ(session->fallback().record()->node, "Neg 'fold'");
 }
 
@@ -132,7 +132,7 @@ TEST(ProviderFallback, FailuresWhileASessionIsMade) {
   auto session = SessionOf(ModelOf(kNet), {Faulty(), Cpu()}, options);
   EXPECT_EQ(runs, 2);
   ASSERT_TRUE(session->fallback().record());
-  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCreate);
+  EXPECT_EQ(session->fallback().record()->stage, FallbackStage::kCreate);
   EXPECT_EQ(session->fallback().record()->provider, "faulty");
   EXPECT_THAT(session->fallback().record()->cause,
               HasSubstr("pass 'compiling': planted failure of a compiler"));
@@ -352,7 +352,7 @@ TEST(ProviderFallback, AProviderThatCannotBeLoadedIsAnErrorWhereFallbackIsDisabl
   EXPECT_THAT(session->fallback().provider_names(),
               ElementsAre(kCudaProviderName, kCpuProviderName));
   EXPECT_EQ(session->fallback().record()->provider, "TensorRT");
-  EXPECT_EQ(session->fallback().record()->phase, FallbackPhase::kCreate);
+  EXPECT_EQ(session->fallback().record()->stage, FallbackStage::kCreate);
   EXPECT_TRUE(SameBits(session->Run(Feeds()).value(), Expected(kNet, Feeds())));
   // A device that is busy, and another one that is not there: the CPU.
   auto host =

@@ -43,18 +43,18 @@ struct Parts {
   explicit Parts(TrainingOptions given)
       : options(std::move(given)),
         parameters(ParseModelText(kNet).value(), {"w"}, providers, /*share=*/false),
-        ranks(options, PlanOf(options), control, parameters, progress, providers) {
+        ranks(options, SetupOf(options), control, parameters, progress, providers) {
     Model model = parameters.model().Clone();
     EXPECT_TRUE(RunForwardPasses(model, {"w"}, {}).ok());
     EXPECT_TRUE(parameters.MakeCopies(*model.graph).ok());
     program =
-        BuildStepProgram(model, {"w"}, options.step, /*with_update=*/true, ranks.plan()).value();
+        BuildStepProgram(model, {"w"}, options.step, /*with_update=*/true, ranks.setup()).value();
     EXPECT_TRUE(parameters.Share(program).ok());
     const auto own = static_cast<float>(1 + ranks.rank());
     EXPECT_TRUE(parameters.Set("w", Tensor::Of<float>({2, 2}, {own, own, own, own})).ok());
   }
-  RankPlan PlanOf(const TrainingOptions& of) const {
-    return PlanRanks(of, of.ranks.communicator.get(), providers->providers()).value();
+  RankSetup SetupOf(const TrainingOptions& of) const {
+    return SetUpRanks(of, of.ranks.communicator.get(), providers->providers()).value();
   }
   Status Join() { return ranks.Join(*program.graph); }
   float Weight() const { return parameters.Get("w")->data<float>()[0]; }
@@ -69,7 +69,7 @@ struct Parts {
 };
 
 std::string Refusal(const TrainingOptions& options) {
-  return PlanRanks(options, options.ranks.communicator.get(), {MakeCpuProvider()})
+  return SetUpRanks(options, options.ranks.communicator.get(), {MakeCpuProvider()})
       .status()
       .message();
 }
@@ -78,7 +78,7 @@ TEST(RankGroupTest, APlanOfOneRankHasNoOthers) {
   TrainingOptions options = OptionsOf(nullptr);
   options.ranks.shard = 1;
   options.ranks.logical_shards = 3;
-  const RankPlan plan = PlanRanks(options, nullptr, {}).value();
+  const RankSetup setup = SetUpRanks(options, nullptr, {}).value();
   EXPECT_FALSE(plan.has_others());
   EXPECT_FALSE(plan.divides_state);
   EXPECT_EQ(plan.MicroSteps(1), 3);
@@ -90,7 +90,7 @@ TEST(RankGroupTest, ThePlanIsDerivedAndTheOptionsStay) {
   TrainingOptions options = OptionsOf(all[0].get());
   options.ranks.shard = 2;
   options.step.accumulation_steps = 3;
-  const RankPlan plan = PlanRanks(options, all[0].get(), {MakeCpuProvider()}).value();
+  const RankSetup setup = SetUpRanks(options, all[0].get(), {MakeCpuProvider()}).value();
   EXPECT_TRUE(plan.has_others());
   EXPECT_TRUE(plan.divides_state);
   EXPECT_TRUE(plan.divides_sums);
@@ -99,7 +99,7 @@ TEST(RankGroupTest, ThePlanIsDerivedAndTheOptionsStay) {
   options.ranks.shard = 0;
   options.step.accumulation_steps = 1;
   options.ranks.logical_shards = 8;
-  EXPECT_EQ(PlanRanks(options, all[0].get(), {MakeCpuProvider()})->MicroSteps(1), 4);
+  EXPECT_EQ(SetUpRanks(options, all[0].get(), {MakeCpuProvider()})->MicroSteps(1), 4);
 }
 
 TEST(RankGroupTest, AnOptionThatDoesNotFitIsNamed) {
@@ -165,13 +165,13 @@ TEST(RankGroupTest, OthersMayTakeThePlaceOfLostRanks) {
     if (c.rank() == 2) return;
     parts.control.set_rank_asked(true);
     ASSERT_TRUE(parts.ranks.Replace(std::move(again[static_cast<size_t>(c.rank())])).ok());
-    EXPECT_EQ(parts.ranks.plan().ranks, 2);
+    EXPECT_EQ(parts.ranks.setup().ranks, 2);
     EXPECT_FALSE(parts.control.rank_asked());
     parts.progress.updates = c.rank();
     ASSERT_TRUE(parts.Join().ok());
     EXPECT_EQ(parts.progress.updates, 1);
     ASSERT_TRUE(parts.ranks.Replace(nullptr).ok());
-    EXPECT_FALSE(parts.ranks.plan().has_others());
+    EXPECT_FALSE(parts.ranks.setup().has_others());
     EXPECT_EQ(parts.options.ranks.communicator.get(), &c);  // the user's options stay
   });
 }
@@ -183,7 +183,7 @@ TEST(RankGroupTest, OthersAreRefusedWhereFailedStepsAreDoneAgain) {
   auto all = LocalCommunicators(2);
   EXPECT_THAT(parts.ranks.Replace(std::move(all[0])).message(),
               HasSubstr("on_failure: with other ranks a failed step stops"));
-  EXPECT_FALSE(parts.ranks.plan().has_others());
+  EXPECT_FALSE(parts.ranks.setup().has_others());
   EXPECT_EQ(parts.ranks.communicator(), nullptr);
 }
 

@@ -37,9 +37,9 @@ struct PartsOfASession {
       : options(OptionsOf(edit)),
         fallback(TrainingFallback(options.providers, options.fallback)),
         parameters(ParseModelText(kLinearModel).value(), {"w"}, fallback, /*share=*/false),
-        ranks(options, PlanOf(), control, parameters, progress, fallback),
+        ranks(options, SetupOf(), control, parameters, progress, fallback),
         runs(options, {"w"}, control, parameters, progress, ranks, fallback) {
-    progress.micro_steps_to_update = ranks.plan().MicroSteps(options.step.accumulation_steps);
+    progress.micro_steps_to_update = ranks.setup().MicroSteps(options.step.accumulation_steps);
     progress.base_rate = LearningRate(options.step.optimizer);
     const Status made = runs.MakePrograms();
     EXPECT_TRUE(made.ok()) << made.ToString();
@@ -70,8 +70,8 @@ struct PartsOfASession {
     if (edit) edit(options);
     return options;
   }
-  RankPlan PlanOf() const {
-    return PlanRanks(options, options.ranks.communicator.get(), fallback->providers()).value();
+  RankSetup SetupOf() const {
+    return SetUpRanks(options, options.ranks.communicator.get(), fallback->providers()).value();
   }
 };
 

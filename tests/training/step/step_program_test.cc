@@ -60,7 +60,7 @@ class StepPrograms : public ::testing::Test {
 
   Model model_;
   StepOptions options_;
-  RankPlan ranks_;
+  RankSetup ranks_;
 };
 
 TEST_F(StepPrograms, TakeABatchAndHandOutTheLoss) {

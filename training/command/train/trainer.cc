@@ -245,14 +245,14 @@ void Trainer::PrintHead() {
 }
 
 int64_t Trainer::MicroSteps() const {
-  return session_->ranks().plan().MicroSteps(options_.training.step.accumulation_steps);
+  return session_->ranks().setup().MicroSteps(options_.training.step.accumulation_steps);
 }
 
 std::span<const int64_t> Trainer::Part(std::span<const int64_t> batch, int64_t micro_step) const {
-  const bool ordered = session_->ranks().plan().is_ordered();
+  const bool ordered = session_->ranks().setup().is_ordered();
   const int64_t rank = ranks_ == nullptr ? 0 : ranks_->rank();
   const int64_t parts =
-      ordered ? options_.training.ranks.logical_shards : session_->ranks().plan().ranks;
+      ordered ? options_.training.ranks.logical_shards : session_->ranks().setup().ranks;
   const int64_t part = ordered ? rank * MicroSteps() + micro_step : rank;
   const size_t size = batch.size() / static_cast<size_t>(parts);
   return batch.subspan(size * static_cast<size_t>(part), size);
@@ -267,7 +267,7 @@ Result<double> Trainer::Update() {
   const int64_t micro_steps = MicroSteps();
   for (auto i = session_->progress().accumulated(); i < micro_steps; ++i) {
     int64_t batch = session_->progress().updates * options_.training.step.accumulation_steps;
-    if (!session_->ranks().plan().is_ordered()) batch += i;
+    if (!session_->ranks().setup().is_ordered()) batch += i;
     ASSIGN_OR_RETURN(const NamedValues feeds, Feeds(*data_.train, Part(sampler_->Batch(batch), i)));
     const bool is_last = session_->progress().updates + 1 == total_ && i + 1 == micro_steps;
     std::vector<ExecutionObserver*> observers;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankPlan: the facts about other ranks that a step program is built by. It is derived from a
-// session's options and its communicator (PlanRanks, training/session/rank_group.h).
-#ifndef CAESURA_TRAINING_STEP_RANK_PLAN_H_
-#define CAESURA_TRAINING_STEP_RANK_PLAN_H_
+// RankSetup: the facts about other ranks that a step program is built by. It is derived from a
+// session's options and its communicator (SetUpRanks, training/session/rank_group.h).
+#ifndef CAESURA_TRAINING_STEP_RANK_SETUP_H_
+#define CAESURA_TRAINING_STEP_RANK_SETUP_H_
 
 #include <cstdint>
 #include <string>
@@ -11,7 +11,7 @@ namespace caesura {
 
 // Facts that are the same on all ranks, but for the name of the provider. The default: one rank, by
 // itself.
-struct RankPlan {
+struct RankSetup {
   int ranks = 1;
   // The provider on whose device gradients are summed over the ranks (Communicator::device()).
   std::string provider = {};
@@ -36,4 +36,4 @@ struct RankPlan {
 
 }  // namespace caesura
 
-#endif  // CAESURA_TRAINING_STEP_RANK_PLAN_H_
+#endif  // CAESURA_TRAINING_STEP_RANK_SETUP_H_
