@@ -14,10 +14,7 @@ def detached(d):
 
 @feature(1)
 def detached_in_place(d):
-    """Dynamo (2.13) detaches a tensor under that name only, if it has others."""
     v = d.pick(written=True)
-    if any(name != v and d.tensor(name) is d.tensor(v) for name in d.variables()):
-        return None
     return f"{v}.detach_()" if d.rng.random() < 0.7 else f"{v}.requires_grad_()"
 
 

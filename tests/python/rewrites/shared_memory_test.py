@@ -340,6 +340,14 @@ def scaled_by_a_parameter_under_no_grad(m, x):
 
 
 @case
+def detached_in_place_under_another_name(m, x):
+    y = m.a(x)
+    z = y.mul_(2)
+    y.detach_()
+    return z + m.b(x)
+
+
+@case
 def recorded_in_inference_mode(m, x):
     with torch.inference_mode(), torch.enable_grad():
         y = m.a(x)

@@ -21,6 +21,7 @@ from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, S
                                     dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
+from caesura.capture.stop_gradient import IN_PLACE
 from caesura.capture.sync_batch_norm import sync_batch_norm
 
 
@@ -147,6 +148,7 @@ def _detach(variable, tx):
     if variable.source:
         return _detach_in_place(variable, tx)
     variable.proxy = variable.call_method(tx, "detach", [], {}).as_proxy()
+    variable.proxy.node.meta[IN_PLACE] = True
     variable.synchronize_attributes(tx)
     return variable
 

@@ -32,8 +32,8 @@ from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf, drop_detached, mark_cuts, reached_by_autograd,
-                                           reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
+from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf, detach_all_names, drop_detached, mark_cuts,
+                                           reached_by_autograd, reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
 from caesura.rewrites.subclasses import refused_subclasses
 from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.errors import StepRefused
@@ -260,6 +260,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         example_inputs = take_as_given(graph, example_inputs)
         position, loss = attached_loss(graph)
         differentiates = any(map(takes_gradients, parts_of(graph)))
+        detach_all_names(graph)
         hooks = [problem for part in parts_of(graph) for problem in place_hooks(part)]
         saved = [f"it writes to what an autograd.Function has saved for its backward (at {describe(node)})"
                  for part in parts_of(graph) for node in writes_to_saved(part)]

@@ -19,12 +19,23 @@ from caesura.rewrites.shared_memory import (MARK, SharedMemory, group_of, is_tra
 
 aten = torch.ops.aten
 _UNRECORDED = "caesura_unrecorded"  # of calls that autograd does not record
+IN_PLACE = "caesura_in_place"  # of a detach() that stands for a detach_()
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 
 
 def takes_gradients(graph: torch.fx.GraphModule) -> bool:
     """True if calls in Dynamo's graph take gradients, which the loss may depend on."""
     return any(node.op == "call_function" and name_of(node) in _GRADIENTS for node in graph.graph.nodes)
+
+
+def detach_all_names(graph: torch.fx.GraphModule):
+    """Lets all calls after a detach_() read what it gives. The tensor may have other names: Dynamo takes the result of a write in place
+    for another variable."""
+    for node in [n for n in graph.graph.nodes if IN_PLACE in n.meta]:
+        value = node.args[0].meta["example_value"]
+        for other in [n for n in graph.graph.nodes if n < node and n.meta.get("example_value") is value]:
+            for user in [user for user in other.users if node < user]:
+                user.replace_input_with(other, node)
 
 
 def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = False) -> list:
@@ -121,8 +132,8 @@ def reached_by_autograd(graph: torch.fx.GraphModule, loss: torch.fx.Node, functi
     value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
     if not (whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes))):
         return None
-    if any(map(switches_inference, graph.graph.nodes)):  # in which Dynamo's tensors may have gradients
-        return None
+    if any(switches_inference(node) or IN_PLACE in node.meta for node in graph.graph.nodes):
+        return None  # Dynamo's tensors may have gradients that eager's have not
     # Dynamo's tensors have no values, but their gradients.
     leaves = {i: t for i, node in enumerate(graph.graph.find_nodes(op="placeholder")) for t in tensors_of(node)
               if t.is_leaf and t.requires_grad}
