@@ -127,6 +127,26 @@ def test_autograd_does_not_notice_a_write_through_data(given, reads):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("handed", [lambda y: (y,), lambda y: (y.view(-1),), lambda y: (y, y.view(-1))], ids=["it", "view", "both"])
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.filterwarnings("ignore:left to PyTorch. a graph .* hands out a view of what it writes to:caesura.FallbackWarning")
+def test_an_argument_written_to_under_no_grad_keeps_its_gradient(handed, recorded):
+    class Writes(nn.Module):
+        def forward(self, x, y):
+            with torch.no_grad():
+                y.mul_(x.mean())
+            return handed(y)
+
+    def run(module):
+        y = torch.ones(3, requires_grad=True)
+        with torch.set_grad_enabled(recorded):
+            results = module(torch.full((3,), 2.0), y)
+        sum(result.sum() for result in results).backward()
+        return [result is y for result in results], [result.requires_grad for result in results], y.tolist(), str(y.grad)
+
+    assert run(caesura.wrap(Writes())) == run(Writes())
+
+
 def test_a_hook_is_called_only_where_eager_calls_it():
     class Two(nn.Module):
         def __init__(self, views):

@@ -191,6 +191,14 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     captured.metadata.bw_donated_idxs = []  # which PyTorch takes None not to be: retain_graph may be asked for
     if captured.refused:
         return compiled
+    written = captured.metadata.mutated_inp_runtime_indices if recorded and captured.backward is None else []
+    infos = {i: captured.metadata.input_info[i] for i in written}
+    without = [i for i, info in infos.items() if info.mutations_under_no_grad_or_inference_mode and info.requires_grad]
+    views = [n for n, info in zip(output.args[0], captured.metadata.output_info)
+             if info.output_type == OutputType.alias_of_input and info.base_idx in without]
+    if views:
+        fall_back([("a graph", "it hands out a view of what it writes to with autograd off", describe(n)) for n in views])
+        return plain_forward(module)
     new = [r if info.output_type in _NEW else None for r, info in zip(captured.results, captured.metadata.output_info)]
     leaves = [n for n, r in zip(output.args[0], new) if r is not None and r.requires_grad]
     if leaves and (captured.backward is None or not recorded):
@@ -215,8 +223,6 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
         tensors = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
         partly = [i for i, row in zip(tensors, rows) if 0 in row]
     else:
-        without = [i for i in captured.metadata.mutated_inp_runtime_indices
-                   if captured.metadata.input_info[i].mutations_under_no_grad_or_inference_mode]
         compiled = unrecorded(compiled, without) if without else compiled
         compiled = as_views(compiled, groups) if groups else compiled
     compiled = unnoticed(compiled, module.graph, hidden) if hidden else compiled

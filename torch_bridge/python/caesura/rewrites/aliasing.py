@@ -288,7 +288,9 @@ def unrecorded(call, positions):
     """`call`, AOT autograd's of a graph without a backward, whose writes to the inputs at `positions` autograd does not record: they
     are made under no_grad, and AOT autograd would repeat them with autograd on."""
     def run(*values):
-        return call(*(value.detach() if i in positions else value for i, value in enumerate(values)))
+        given = [value.detach() if i in positions else value for i, value in enumerate(values)]
+        handed = {id(given[i]): values[i] for i in positions}
+        return [handed.get(id(result), result) for result in call(*given)]
     return run
 
 
