@@ -168,7 +168,7 @@ class FailureSweep {
 
  private:
   static void SpoilOutput(const ExecutionPlan& plan, const ExecutionState& state) {
-    const ::caesura::Step& step = plan.steps()[state.program_counter()];
+    const PlanStep& step = plan.steps()[state.program_counter()];
     if (step.node->phase() == Phase::kOptimizer || step.output_count == 0) return;
     const uint32_t id = plan.arguments()[step.first_argument + step.input_count];
     if (plan.buffers()[id].kind != PlannedBuffer::Kind::kArena) return;

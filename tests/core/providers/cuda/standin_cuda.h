@@ -17,8 +17,8 @@
 
 namespace caesura::testing {
 
-// True where CAESURA_TEST_GPU is set (benchmarks/gpu/gpu_check.py): tests run with the libraries that
-// the system finds. Those that steer the stand-ins are skipped.
+// True where CAESURA_TEST_GPU is set (benchmarks/gpu/gpu_check.py): tests run with the libraries
+// that the system finds. Those that steer the stand-ins are skipped.
 inline bool OnGpu() { return std::getenv("CAESURA_TEST_GPU") != nullptr; }
 #define SKIP_ON_GPU() \
   if (OnGpu()) GTEST_SKIP() << "steers the stand-ins"
