@@ -128,6 +128,21 @@ def test_global_hooks_are_called_once_by_a_graph_left_to_pytorch():
         handle.remove()
 
 
+def test_global_hooks_are_not_called_by_a_second_derivative():
+    """They were registered after the forward."""
+    def run(module):
+        y = module(torch.full((2, 3), 0.5)).sin().sum()
+        handle = nn.modules.module.register_module_forward_pre_hook(lambda of, given: tuple(t * 2 for t in given))
+        try:
+            return torch.autograd.grad(y, module.weight, create_graph=True)[0]
+        finally:
+            handle.remove()
+
+    module = nn.Linear(3, 4)
+    with pytest.warns(caesura.FallbackWarning, match="create_graph=True"):
+        torch.testing.assert_close(run(caesura.wrap(module)), run(module))
+
+
 class Branches(nn.Module):
     """A branch or a loop in a graph; code like it in eager."""
 

@@ -8,6 +8,7 @@ import weakref
 
 import torch
 
+from caesura.capture.aliasing import plain_forward
 from caesura.capture.compat import TorchDispatchMode, base, enable_python_dispatcher, version
 from caesura.capture.decompositions import corrected
 from caesura.rewrites.fx_meta import devices_of, draws, is_tensor
@@ -73,10 +74,10 @@ class Again:
             for i in self.mutated:
                 arguments[i] = arguments[i].clone()
             if not self.random:
-                return tensors, self.module.forward(*arguments)
+                return tensors, plain_forward(self.module)(*arguments)
             torch.set_rng_state(random)
             with corrected, enable_python_dispatcher(), _Drawing(self.decompositions()):
-                return tensors, self.module.forward(*arguments)
+                return tensors, plain_forward(self.module)(*arguments)
 
 
 def without_tokens(forward, metadata) -> tuple:
