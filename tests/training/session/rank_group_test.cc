@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks without a session: their plan, how they come to the same parameters, and their parts of
+// Ranks without a session: their setup, how they come to the same parameters, and their parts of
 // state in a file.
 #include "training/session/rank_group.h"
 
@@ -74,28 +74,28 @@ std::string Refusal(const TrainingOptions& options) {
       .message();
 }
 
-TEST(RankGroupTest, APlanOfOneRankHasNoOthers) {
+TEST(RankGroupTest, TheSetupOfOneRankHasNoOthers) {
   TrainingOptions options = OptionsOf(nullptr);
   options.ranks.shard = 1;
   options.ranks.logical_shards = 3;
   const RankSetup setup = SetUpRanks(options, nullptr, {}).value();
-  EXPECT_FALSE(plan.has_others());
-  EXPECT_FALSE(plan.divides_state);
-  EXPECT_EQ(plan.MicroSteps(1), 3);
-  EXPECT_EQ(plan.provider, "");
+  EXPECT_FALSE(setup.has_others());
+  EXPECT_FALSE(setup.divides_state);
+  EXPECT_EQ(setup.MicroSteps(1), 3);
+  EXPECT_EQ(setup.provider, "");
 }
 
-TEST(RankGroupTest, ThePlanIsDerivedAndTheOptionsStay) {
+TEST(RankGroupTest, TheSetupIsDerivedAndTheOptionsStay) {
   const auto all = LocalCommunicators(2);
   TrainingOptions options = OptionsOf(all[0].get());
   options.ranks.shard = 2;
   options.step.accumulation_steps = 3;
   const RankSetup setup = SetUpRanks(options, all[0].get(), {MakeCpuProvider()}).value();
-  EXPECT_TRUE(plan.has_others());
-  EXPECT_TRUE(plan.divides_state);
-  EXPECT_TRUE(plan.divides_sums);
-  EXPECT_EQ(plan.MicroSteps(3), 3);
-  EXPECT_EQ(plan.provider, kCpuProviderName);
+  EXPECT_TRUE(setup.has_others());
+  EXPECT_TRUE(setup.divides_state);
+  EXPECT_TRUE(setup.divides_sums);
+  EXPECT_EQ(setup.MicroSteps(3), 3);
+  EXPECT_EQ(setup.provider, kCpuProviderName);
   options.ranks.shard = 0;
   options.step.accumulation_steps = 1;
   options.ranks.logical_shards = 8;
