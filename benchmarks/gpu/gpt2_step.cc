@@ -301,7 +301,7 @@ Status Time(const Sizes& sizes, const caesura::ProviderList& providers, int step
 Status CountSteps(const Sizes& sizes, const caesura::ProviderList& providers) {
   auto session = Open(sizes, providers);
   if (!session.ok()) return session.status();
-  auto plan = (*session)->StepPlan(Batch(sizes, 0));
+  auto plan = (*session)->runs().Plan(Batch(sizes, 0));
   if (!plan.ok()) return plan.status();
   std::map<std::string, int> on_gpu, on_host;
   for (const caesura::PlanStep& step : (*plan)->steps()) {

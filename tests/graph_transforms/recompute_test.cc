@@ -78,13 +78,13 @@ TEST_P(MemoryBudget, StepsWithinItHaveTheSameBits) {
   for (const CommitMode commit : {CommitMode::kLate, CommitMode::kEagerConsume}) {
     real.options.step.commit = commit;
     real.options.memory_budget = 0;
-    const size_t whole = SessionOf(real)->StepPlan(real.batches[0]).value()->arena_bytes();
+    const size_t whole = SessionOf(real)->runs().Plan(real.batches[0]).value()->arena_bytes();
     const Trained expected = StepRunner(real).BySession();
     int fitted = 0;
     for (const double part : {0.95, 0.9, 0.85, 0.8, 0.7}) {
       real.options.memory_budget = static_cast<size_t>(part * static_cast<double>(whole));
       const auto session = SessionOf(real);
-      const auto plan = session->StepPlan(real.batches[0]);
+      const auto plan = session->runs().Plan(real.batches[0]);
       if (!plan.ok()) {
         EXPECT_EQ(plan.status().code(), StatusCode::kOutOfMemory);
         EXPECT_THAT(plan.status().message(), HasSubstr("expected at least"));

@@ -64,7 +64,7 @@ TEST_F(CudaRanks, SumGradientsInTheirMemory) {
         training.fallback = false;
       });
       on_gpu[c.rank()] = Train(*session, model, c);
-      const auto plan = session->StepPlan(PartOf(model.batch(100), c)).value();
+      const auto plan = session->runs().Plan(PartOf(model.batch(100), c)).value();
       for (const PlanStep& step : plan->steps()) {
         const bool computes =
             step.kind == PlanStep::Kind::kCompute || step.kind == PlanStep::Kind::kDynamic;

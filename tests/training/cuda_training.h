@@ -99,7 +99,7 @@ class CudaTraining : public StandinCuda {
     return OnHost(*SessionOn(model, Cuda()), model);
   }
   static std::set<std::string> OnHost(TrainingSession& session, const RealModel& model) {
-    auto plan = session.StepPlan(model.batches[0]);
+    auto plan = session.runs().Plan(model.batches[0]);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     std::set<std::string> out;
     if (!plan.ok()) return out;

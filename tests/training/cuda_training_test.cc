@@ -206,7 +206,7 @@ TEST_F(CudaTraining, StepsStopAnywhere) {
   auto first = SessionOn(model, Cuda(Unchecked())), second = SessionOn(model, Cuda(Unchecked()));
   TemporaryFolder folder;
   ASSERT_TRUE(first->Save(folder.path("initial")).ok());
-  const size_t steps = first->StepPlan(model.batches[0]).value()->steps().size();
+  const size_t steps = first->runs().Plan(model.batches[0]).value()->steps().size();
   const size_t every = std::getenv("CAESURA_LONG") != nullptr ? 1 : 9;
   for (size_t at = 0; at < steps; at += at + 6 < steps ? every : 1) {  // all of the updates
     SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));

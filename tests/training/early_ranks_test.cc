@@ -91,8 +91,8 @@ TEST(EarlyRanks, TakeThreeBucketsOfGradients) {
       WeightBuckets(options);
       Early(options);
     });
-    const size_t late_arena = late->StepPlan(DeepBatch()).value()->arena_bytes();
-    const size_t early_arena = early->StepPlan(DeepBatch()).value()->arena_bytes();
+    const size_t late_arena = late->runs().Plan(DeepBatch()).value()->arena_bytes();
+    const size_t early_arena = early->runs().Plan(DeepBatch()).value()->arena_bytes();
     EXPECT_GE(late_arena, 8 * kWeight);
     EXPECT_LE(early_arena, 4 * kWeight + 65536);
     EXPECT_EQ(late->Memory().gradients, 8 * kWeight);
@@ -112,7 +112,7 @@ TEST(EarlyRanks, ABucketIsUpdatedWhileOthersAreExchanged) {
       WeightBuckets(options);
       Early(options);
     });
-    const auto plan = session->StepPlan(DeepBatch()).value();
+    const auto plan = session->runs().Plan(DeepBatch()).value();
     int under_way = 0, most = 0, started = 0, copies = 0, updates_before_last_start = 0,
         updates = 0;
     int last_update = -1, agreed = -1, last_wait = -1;

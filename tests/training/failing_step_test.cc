@@ -41,7 +41,7 @@ class FailingStep : public ::testing::Test {
   // Kernel calls of the update's step that come before the first one which writes to a parameter
   // has returned.
   int CallsBeforeTheFirstWriteEnds() {
-    const auto plan = session_->StepPlan(real_.batches[0]).value();
+    const auto plan = session_->runs().Plan(real_.batches[0]).value();
     int calls = 0;
     for (const auto& step : plan->steps()) {
       ++calls;

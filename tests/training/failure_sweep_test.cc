@@ -134,7 +134,7 @@ class FailureSweep {
     allocations_ = allocator_.calls();
     after_ = Everything();
     EXPECT_TRUE(session_->Restore(path_).ok());
-    steps_ = static_cast<int>(session_->StepPlan(real_.batches[1]).value()->steps().size());
+    steps_ = static_cast<int>(session_->runs().Plan(real_.batches[1]).value()->steps().size());
   }
 
   // Each way to fail, at each `every`-th place. Counts the steps that failed and those that came to
@@ -274,7 +274,7 @@ TEST(FailureSweep, OfTheExamples) {
 TEST(FailureSweep, AnEarlyCommitNamesWhatItHasWritten) {
   RealModel real = Digits();
   real.options.step.commit = CommitMode::kEagerConsume;
-  const auto plan = SessionOf(real)->StepPlan(real.batches[0]).value();
+  const auto plan = SessionOf(real)->runs().Plan(real.batches[0]).value();
   const int last = static_cast<int>(plan->steps().size()) - 1;
   for (const bool undo : {false, true}) {
     real.options.undo = undo;

@@ -66,7 +66,7 @@ void Sweep(const std::string& model, int every) {
   TemporaryFolder folder;
   const RealModel real = KilledModel(model);
   auto session = SessionOf(real);
-  const auto plan = session->StepPlan(real.batches[0]).value();
+  const auto plan = session->runs().Plan(real.batches[0]).value();
   const auto steps = static_cast<int>(plan->steps().size());
   std::vector<double> losses;
   for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());

@@ -248,7 +248,7 @@ TEST(OrderedRanks, AStepThatFailsOnOneRankHappensOnNone) {
       const Values before = ParametersOf(*session);
       ASSERT_TRUE(session->Step(shard(c, 0)).ok());
       if (c.rank() == 1)
-        counted = static_cast<int>(session->StepPlan(shard(c, 1)).value()->steps().size());
+        counted = static_cast<int>(session->runs().Plan(shard(c, 1)).value()->steps().size());
       provider->FailAt(c.rank() == 1 ? k : -1);
       const auto loss = session->Step(shard(c, 1));
       provider->FailAt(-1);

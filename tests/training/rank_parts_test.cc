@@ -177,7 +177,7 @@ TEST(RankPartsOrder, NoExchangeIsDoneAgainToSaveMemory) {
   const RealModel real = PartModel(1);
   RunRanks(2, [&](Communicator& c) {
     const auto session = RankSession(PartOfModel(real, c.rank(), 2), c);
-    const auto plan = session->StepPlan(RankBatch(1, c)).value();
+    const auto plan = session->runs().Plan(RankBatch(1, c)).value();
     const std::vector<std::string> again = FindKeptNodes(*plan).nodes;
     EXPECT_FALSE(again.empty());
     int exchanges = 0;

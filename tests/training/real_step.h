@@ -366,7 +366,7 @@ class StepRunner {
   // Takes the program, its parameters' names and their order from a session on `real`.
   explicit StepRunner(const RealModel& real) : real_(real), session_(SessionOf(real)) {
     graph_ = session_->runs().step_graph().Clone();
-    auto plan = session_->StepPlan(real.batches[0]);
+    auto plan = session_->runs().Plan(real.batches[0]);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
     for (const Value* value : (*plan)->options().parameters) names_.push_back(value->name());
     plan_ = *plan;

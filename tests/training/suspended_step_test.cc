@@ -26,7 +26,7 @@ struct Undisturbed {
     for (const NamedValues& batch : real.batches) losses.push_back(session->Step(batch).value());
     after = Everything(*session, names);
     learning_rate = session->progress().learning_rate();
-    steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
+    steps = static_cast<int>(session->runs().Plan(real.batches[0]).value()->steps().size());
   }
   std::vector<std::string> names;
   std::vector<double> losses;
@@ -110,7 +110,7 @@ TEST(SuspendedStep, InHalfPrecisionWithAScaledLoss) {
 
 TEST(SuspendedStep, WithinABudgetOfMemory) {
   RealModel real = CharGpt();
-  const auto plan = SessionOf(real)->StepPlan(real.batches[0]).value();
+  const auto plan = SessionOf(real)->runs().Plan(real.batches[0]).value();
   real.options.memory_budget = plan->arena_bytes() * 95 / 100;
   Sweep(real, 7);
 }
@@ -172,7 +172,7 @@ TEST(SuspendedStep, GoesOnOnADevice) {
   for (const bool out : {true, false}) {
     const RealModel& from = out ? real : on_device;
     auto first = SessionOf(from), second = SessionOf(out ? on_device : real);
-    const int steps = static_cast<int>(first->StepPlan(real.batches[0]).value()->steps().size());
+    const int steps = static_cast<int>(first->runs().Plan(real.batches[0]).value()->steps().size());
     ASSERT_TRUE(first->Save(folder.path("initial")).ok());
     for (int at = 0; at < steps; at += Every(3)) {
       SCOPED_TRACE("stopped before step " + std::to_string(at) + " of " + std::to_string(steps));

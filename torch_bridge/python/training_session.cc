@@ -403,7 +403,7 @@ void BindTraining(nb::module_& m) {
              Check(session.ExportModel(path, outputs), /*of_file=*/true);
            })
       .def("plan", [](TrainingSession& session, nb::dict arrays) {
-        const auto plan = Unwrap(session.StepPlan(FeedsOf(arrays)));
+        const auto plan = Unwrap(session.runs().Plan(FeedsOf(arrays)));
         return nb::make_tuple(plan->ToString(), plan->arena_bytes());
       });
 }

@@ -282,7 +282,7 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   NamedValues feeds;
   for (size_t i = 0; i < inputs.size(); ++i)
     feeds[inputs[i]->name()] = Tensor::Zeros(specs[i].dtype, specs[i].shape);
-  return session->StepPlan(feeds);
+  return session->runs().Plan(feeds);
 }
 
 // The memory of a run; that of a training step, too, of an exported step or where the user names

@@ -375,6 +375,11 @@ Result<SharedPlan> StepRuns::Plan(const NamedValues& feeds) try {
   return OutOfMemory("memory ran out while a step was planned");
 }
 
+Result<size_t> StepRuns::StepBytes(const NamedValues& feeds) {
+  ASSIGN_OR_RETURN(const SharedPlan plan, Plan(feeds));
+  return plan->arena_bytes();
+}
+
 Status StepRuns::Save(Checkpoint& to) const {
   if (!suspended()) return {};
   to.properties[kWaitingUpdates] = int64_t{waiting_->is_update};

@@ -59,8 +59,11 @@ class StepRuns {
                       std::vector<ExecutionObserver*> observers);
   Result<Evaluation> Evaluate(const NamedValues& feeds);
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds);
-  // The plan of a step that updates on such feeds, made but not run.
+  // The plan of a step that updates on such feeds, made but not run: for reports, by headers that
+  // are not installed.
   Result<std::shared_ptr<const ExecutionPlan>> Plan(const NamedValues& feeds);
+  // The peak of the bytes that such a step takes beside parameters and feeds, before it runs.
+  Result<size_t> StepBytes(const NamedValues& feeds);
 
   // --- a step that waits ---
   // No other one begins and no parameter is set before Resume or Drop.

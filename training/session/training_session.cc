@@ -102,11 +102,6 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
       std::to_string(given) + "; with 0 the caller decides");
 }
 
-Result<size_t> TrainingSession::StepBytes(const NamedValues& feeds) {
-  ASSIGN_OR_RETURN(const auto plan, StepPlan(feeds));
-  return plan->arena_bytes();
-}
-
 RankMemory TrainingSession::Memory() const { return ranks_->Memory(); }
 
 Status TrainingSession::Save(const std::string& path, CheckpointProperties properties) const {

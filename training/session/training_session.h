@@ -95,14 +95,6 @@ class TrainingSession {
   Result<std::vector<RuntimeValue>> Predict(const NamedValues& feeds) {
     return runs_->Predict(feeds);
   }
-  // The peak of the bytes that a step on such feeds takes beside parameters and feeds, before it
-  // runs.
-  Result<size_t> StepBytes(const NamedValues& feeds);
-  // The plan of a step on such feeds, made but not run: for reports, by headers that are not
-  // installed.
-  Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const NamedValues& feeds) {
-    return runs_->Plan(feeds);
-  }
   // The memory that this rank keeps; it is known before the first step. Activations are not among
   // it.
   RankMemory Memory() const;

@@ -100,7 +100,8 @@ RealModel Tied() {
 }
 
 size_t PeakOf(const RealModel& real) {
-  const std::vector<size_t> live = SessionOf(real)->StepPlan(real.batches[0]).value()->LiveBytes();
+  const std::vector<size_t> live =
+      SessionOf(real)->runs().Plan(real.batches[0]).value()->LiveBytes();
   return *std::max_element(live.begin(), live.end());
 }
 

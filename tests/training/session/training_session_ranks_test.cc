@@ -129,7 +129,7 @@ TEST(Ranks, BucketsAreStartedEarlyAndNeedNoCopies) {
   for (const NamedModel& model : kModels) {
     RunRanks(2, [&](Communicator& c) {
       const auto session = RankSession(model.make(), c);
-      const auto plan = session->StepPlan(PartOf(model.batch(1), c)).value();
+      const auto plan = session->runs().Plan(PartOf(model.batch(1), c)).value();
       int first = -1, last_backward = 0, copies = 0, buckets = 0;
       for (int s = 0; s < static_cast<int>(plan->steps().size()); ++s) {
         const PlanStep& step = plan->steps()[s];
@@ -213,7 +213,7 @@ TEST(Ranks, AStepThatFailsOnOneRankHappensOnNone) {
       const auto session =
           RankSession(real, c, [&](TrainingOptions& options) { options.providers = {provider}; });
       ASSERT_TRUE(session->Step(PartOf(kModels[3].batch(1), c)).ok());
-      const size_t steps = session->StepPlan(PartOf(batch, c)).value()->steps().size();
+      const size_t steps = session->runs().Plan(PartOf(batch, c)).value()->steps().size();
       const Values before = ParametersOf(*session);
       provider->FailAt(c.rank() == 1 ? k : -1);
       const auto loss = session->Step(PartOf(batch, c));

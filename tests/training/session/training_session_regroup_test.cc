@@ -23,7 +23,7 @@ std::pair<Values, int64_t> GoOnWithoutTheLast(const RealModel& real, int k) {
         RankSession(real, c, [&](TrainingOptions& options) { options.providers = {provider}; });
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
     const NamedValues batch = kModels[0].batch(2);
-    ASSERT_TRUE(session->StepPlan(PartOf(batch, c)).ok());
+    ASSERT_TRUE(session->runs().Plan(PartOf(batch, c)).ok());
     provider->FailAt(c.rank() == 2 ? k : -1);
     const auto loss = session->Step(PartOf(batch, c));
     if (c.rank() == 2) return;

@@ -275,7 +275,7 @@ TEST(Shards, MemoryIsToldBeforeTheFirstStepAndKept) {
     const size_t bucket = largest + kBucket;
     EXPECT_LE(static_cast<double>(told.total()), 7.07 * static_cast<double>(count) + 2 * bucket);
     const NamedValues batch = RandomBatch(1, "x", Shape{1, 64}, false, "labels", Shape{1}, 10);
-    const size_t arena = session->StepPlan(batch).value()->arena_bytes();
+    const size_t arena = session->runs().Plan(batch).value()->arena_bytes();
     // A batch of one row: what is not gradients is small. One gradient more is about to be summed.
     EXPECT_LE(static_cast<double>(arena),
               1.01 * static_cast<double>(told.gradients + largest) + 65536);
@@ -342,7 +342,7 @@ TEST_P(ShardFailures, LeaveNoMixture) {
       const NamedValues batch = PartOf(kModels[0].batch(2), c);
       ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
       if (c.rank() == 1)
-        counted = static_cast<int>(session->StepPlan(batch).value()->steps().size());
+        counted = static_cast<int>(session->runs().Plan(batch).value()->steps().size());
       const Values before = ParametersOf(*session);
       provider->FailAt(c.rank() == 1 ? k : -1);
       const auto loss = session->Step(batch);

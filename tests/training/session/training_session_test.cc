@@ -110,13 +110,13 @@ TEST(TrainingSessionTest, KeepsOutputs) {
 
 TEST(TrainingSessionTest, TellsBytesBeforeAStep) {
   const auto session = Session(1);
-  const size_t bytes = session->StepBytes(Batch(1)).value();
-  EXPECT_EQ(bytes, session->StepPlan(Batch(1)).value()->arena_bytes());
+  const size_t bytes = session->runs().StepBytes(Batch(1)).value();
+  EXPECT_EQ(bytes, session->runs().Plan(Batch(1)).value()->arena_bytes());
   EXPECT_GE(bytes, 4 * sizeof(float));  // y's gradient
   const RankMemory memory = session->Memory();
   EXPECT_EQ(memory.parameters, 4 * sizeof(float));
   EXPECT_EQ(memory.optimizer_state, 0u);
-  EXPECT_EQ(session->StepBytes({}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(session->runs().StepBytes({}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(TrainingSessionTest, ExportsChosenOutputs) {

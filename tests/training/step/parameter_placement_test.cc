@@ -101,7 +101,7 @@ TEST(UpdatePlacement, OnlyFeedsAndTheLossCross) {
     ASSERT_TRUE(session->Step(real.batches[1]).ok());
     EXPECT_EQ(device.counts().copies_to_device, 4u);  // input, target, learning rate, step
     EXPECT_EQ(device.counts().copies_to_host, 1u);
-    for (const PlanStep& step : session->StepPlan(real.batches[0]).value()->steps()) {
+    for (const PlanStep& step : session->runs().Plan(real.batches[0]).value()->steps()) {
       const bool computes =
           step.kind == PlanStep::Kind::kCompute || step.kind == PlanStep::Kind::kDynamic;
       EXPECT_FALSE(computes && step.provider->device().is_host()) << step.node->Label();
@@ -117,7 +117,7 @@ TEST(UpdatePlacement, UpdatesWithoutAKernelStayOnTheHost) {
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   ExpectSame(Train(*there, real, names, 3), Train(*here, real, names, 3));
   int copied = 0;
-  for (const PlannedCopy& copy : there->StepPlan(real.batches[0]).value()->copies())
+  for (const PlannedCopy& copy : there->runs().Plan(real.batches[0]).value()->copies())
     copied += copy.when == PlannedCopy::When::kStep && copy.to == 1;
   EXPECT_GT(copied, 20);  // the parameters
 }
@@ -130,7 +130,7 @@ TEST(UpdatePlacement, StatisticsAreWhereTheirReadersAre) {
   const std::vector<std::string> names = StepRunner(real).names();
   auto here = SessionOn(real, {TrainingCpu()}), there = SessionOn(real, device.providers());
   ExpectSame(Train(*there, real, names, 3), Train(*here, real, names, 3));
-  const auto plan = there->StepPlan(real.batches[0]).value();
+  const auto plan = there->runs().Plan(real.batches[0]).value();
   for (const PlannedBuffer& buffer : plan->buffers()) {
     if (buffer.kind != PlannedBuffer::Kind::kParameter) continue;
     const std::string& name = plan->options().parameters[buffer.index]->name();
@@ -215,7 +215,7 @@ TEST(UpdatePlacement, StepsStopAnywhere) {
     const std::vector<std::string> names = StepRunner(real).names();
     const Course wanted = Train(*SessionOn(real, {TrainingCpu()}), real, names, 2);
     auto first = SessionOn(real, device.providers()), second = SessionOn(real, device.providers());
-    const size_t steps = first->StepPlan(real.batches[0]).value()->steps().size();
+    const size_t steps = first->runs().Plan(real.batches[0]).value()->steps().size();
     TemporaryFolder folder;
     ASSERT_TRUE(first->Save(folder.path("initial")).ok());
     for (size_t at = 0; at < steps; at += Every(3)) {
@@ -243,7 +243,7 @@ TEST(UpdatePlacement, DroppedStepsAreUndone) {
   CountingDevice device({.close_pages = true});
   const std::vector<std::string> names = StepRunner(real).names();
   auto session = SessionOn(real, device.providers());
-  const int steps = static_cast<int>(session->StepPlan(real.batches[0]).value()->steps().size());
+  const int steps = static_cast<int>(session->runs().Plan(real.batches[0]).value()->steps().size());
   const Values before = Everything(*session, names);
   for (const int at : {steps / 2, steps - 1}) {
     session->control().SuspendAt(at);
