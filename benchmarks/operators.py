@@ -36,12 +36,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import caesura
 from caesura import _core
-from caesura.rewrites.complex_numbers import in_pairs
 from caesura.capture.decompositions import corrected, decompositions
-from caesura.rewrites.linalg_checks import join_checks
-from caesura.rewrites.stop_gradient import drop_detached
 from caesura.lowering import TABLE
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter, import_forward
+from caesura.rewrites.complex_numbers import in_pairs
+from caesura.rewrites.linalg_checks import join_checks
+from caesura.rewrites.stop_gradient import drop_detached
 from caesura.runtime.graph_executor import GraphProgram
 from caesura.runtime.step_program import as_real, keep_inputs
 

@@ -29,8 +29,8 @@ from caesura.capture.bytecode import globals_of
 from caesura.capture.compat import (MARKS, SAVING, GlobalStateGuard, HigherOrderOperator, OpOverload, OpOverloadPacket,
                                     dispatch_modes, dynamo_config, function_modes, functorch_config, functorch_level,
                                     global_hooks, has_hooks, storage_id)
-from caesura.rewrites.gpu_attention import attend, attend_with_dropout
 from caesura.capture.sources import leaves
+from caesura.rewrites.gpu_attention import attend, attend_with_dropout
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, torch.dtype,
          torch.device, torch.layout, torch.memory_format, torch.Size, torch.torch_version.TorchVersion}

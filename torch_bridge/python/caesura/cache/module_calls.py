@@ -20,9 +20,9 @@ import torch
 
 from caesura.cache import disk, fingerprint, graph_calls, keys
 from caesura.cache.known_code import is_plain_class
-from caesura.rewrites.aliasing import share_memory
 from caesura.capture.compat import dispatch_modes, functorch_level, tree_flatten, tree_unflatten
 from caesura.capture.sources import leaves, named, tensors_of
+from caesura.rewrites.aliasing import share_memory
 from caesura.runtime import autograd_call
 
 _VALUES = {type(None), bool, int, float, str, torch.dtype, torch.device}  # that results may hold

@@ -21,8 +21,9 @@ from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, S
                                     dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
-from caesura.capture.stop_gradient import IN_PLACE
 from caesura.capture.sync_batch_norm import sync_batch_norm
+
+IN_PLACE = "caesura_in_place"  # the mark of a detach() that stands for a detach_()
 
 
 def _is_causal(mask, is_causal=None, size=None):

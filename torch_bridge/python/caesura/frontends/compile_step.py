@@ -11,31 +11,19 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.rewrites.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
-from caesura.rewrites.autograd_function import parts_of, take_functions
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext,
                                     UncapturedHigherOrderOpError, Unsupported, UserError,
                                     aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
                                     takes_hooks, tree_map_only)
-from caesura.rewrites.complex_numbers import in_pairs
 from caesura.capture.decompositions import decompositions
-from caesura.rewrites.dtensors import drop_meshes, is_dtensor, refused_dtensors
 from caesura.capture.frames import (ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch,
                                     why)
-from caesura.rewrites.fx_meta import describe
-from caesura.rewrites.gpu_attention import take_attention
-from caesura.rewrites.layout import lay_arguments
-from caesura.rewrites.linalg_checks import join_checks
 from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf, detach_all_names, drop_detached, mark_cuts,
-                                           reached_by_autograd, reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
-from caesura.rewrites.subclasses import refused_subclasses
-from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.errors import StepRefused
 from caesura.frontends.export import Exported, tensors_by_name
 from caesura.frontends.measured import Measured
@@ -45,6 +33,18 @@ from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.ranks import Ranks
 from caesura.reports import Detour, Detours, collect_from, note_detour
+from caesura.rewrites.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
+from caesura.rewrites.autograd_function import parts_of, take_functions
+from caesura.rewrites.complex_numbers import in_pairs
+from caesura.rewrites.dtensors import drop_meshes, is_dtensor, refused_dtensors
+from caesura.rewrites.fx_meta import describe
+from caesura.rewrites.gpu_attention import take_attention
+from caesura.rewrites.layout import lay_arguments
+from caesura.rewrites.linalg_checks import join_checks
+from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf, detach_all_names, drop_detached, mark_cuts,
+                                           reached_by_autograd, reached_inputs, record, sparse_inputs, take_dense, takes_gradients)
+from caesura.rewrites.subclasses import refused_subclasses
+from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call

@@ -10,27 +10,27 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
+from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
+                                    inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
+from caesura.capture.decompositions import decompositions
+from caesura.capture.ops.recurrent import by_layers
+from caesura.capture.python_rng import take_as_given
+from caesura.errors import StrictError
+from caesura.lowering import TABLE
+from caesura.reports import fall_back, note_detour
 from caesura.rewrites.aliasing import (as_views, data_assignments, hidden_in_views, hidden_writes, keep_gradients, made_in_inference,
                                       past_inference, plain_forward, share_storage, unless_unlike, unnoticed, unrecorded,
                                       views_made_anew_fit, views_of_each_other, views_past_autograd, writes_to_overlaps,
                                       writes_to_saved)
 from caesura.rewrites.autograd_function import parts_of
-from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
-                                    inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
 from caesura.rewrites.complex_numbers import in_pairs, share_complex
-from caesura.capture.decompositions import decompositions
 from caesura.rewrites.double_backward import differentiable_again, without_tokens
 from caesura.rewrites.fx_meta import describe, is_tensor, storage_of
 from caesura.rewrites.gpu_attention import take_attention
 from caesura.rewrites.grouped_query_attention import take_unrepeated
 from caesura.rewrites.layout import lay_results
-from caesura.capture.ops.recurrent import by_layers
 from caesura.rewrites.partition import partition
-from caesura.capture.python_rng import take_as_given
 from caesura.rewrites.stop_gradient import takes_gradients
-from caesura.lowering import TABLE
-from caesura.errors import StrictError
-from caesura.reports import fall_back, note_detour
 from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording, rows_reached
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram

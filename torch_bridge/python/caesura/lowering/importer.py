@@ -7,9 +7,9 @@ import operator
 import torch
 
 from caesura.capture.compat import OpOverload, schema
-from caesura.rewrites.fx_meta import describe, plain
 from caesura.lowering.onnx_builder import Scalar, Tensor, Writer, make_model, onnx_type
 from caesura.lowering.registry import TABLE, Refused
+from caesura.rewrites.fx_meta import describe, plain
 
 
 def value_of(name: str, meta):

@@ -7,13 +7,9 @@ import torch
 from onnx.helper import make_attribute
 
 from caesura import torch_kernels
-from caesura.rewrites import autograd_function
 from caesura.capture.compat import OpOverload
-from caesura.rewrites.complex_numbers import has_complex
 from caesura.capture.derivatives import derivative, tensors_given
-from caesura.rewrites.fx_meta import describe, is_read, is_symbolic, plain, result
 from caesura.capture.rng_inputs import DRAWS, Draw
-from caesura.rewrites.stop_gradient import stop_at_cuts
 from caesura.lowering.aten_fallback import aten_node
 from caesura.lowering.importer import Importer, arguments_of, value_of, written
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, Writer, make_model, onnx_type
@@ -23,6 +19,10 @@ from caesura.lowering.ops.loss import with_ignored
 from caesura.lowering.ops.normalization import fixed_batch_norm
 from caesura.lowering.registry import TABLE, Refused, aten
 from caesura.reports import fall_back
+from caesura.rewrites import autograd_function
+from caesura.rewrites.complex_numbers import has_complex
+from caesura.rewrites.fx_meta import describe, is_read, is_symbolic, plain, result
+from caesura.rewrites.stop_gradient import stop_at_cuts
 
 
 def leaves_statistics(node, written: dict) -> bool:

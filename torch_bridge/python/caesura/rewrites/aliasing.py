@@ -10,8 +10,8 @@ from torch.autograd.function import BackwardCFunction
 
 from caesura.capture.compat import (APPLIES_FUNCTION, OutputType, apply_view_meta_sequence, base, force_recompile, get_data, has_hooks,
                                     is_functorch_wrapped_tensor, is_view, preserve_version, set_grad_enabled, storage_id, tree_leaves)
-from caesura.rewrites.shared_memory import is_tracked, tensors_of, with_modes, written_to
 from caesura.reports import fall_back
+from caesura.rewrites.shared_memory import is_tracked, tensors_of, with_modes, written_to
 from caesura.user_code import calling_line
 
 

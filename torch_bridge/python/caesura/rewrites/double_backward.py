@@ -8,11 +8,11 @@ import weakref
 
 import torch
 
-from caesura.capture.aliasing import plain_forward
+from caesura.rewrites.aliasing import plain_forward
 from caesura.capture.compat import TorchDispatchMode, base, enable_python_dispatcher, version
 from caesura.capture.decompositions import corrected
-from caesura.rewrites.fx_meta import devices_of, draws, is_tensor
 from caesura.reports import fall_back
+from caesura.rewrites.fx_meta import devices_of, draws, is_tensor
 from caesura.user_code import calling_line, is_users
 
 

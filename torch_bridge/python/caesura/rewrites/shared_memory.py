@@ -13,10 +13,10 @@ import operator
 
 import torch
 
-from caesura.rewrites.autograd_function import Function, value_of_first, value_over_last
 from caesura.capture.compat import (base, get_unwrapped, is_functorch_wrapped_tensor, set_grad_enabled, storage_id, tree_leaves,
                                     tree_map_only)
 from caesura.capture.frames import first_line
+from caesura.rewrites.autograd_function import Function, value_of_first, value_over_last
 from caesura.rewrites.fx_meta import describe
 
 MARK = "caesura_cut"

@@ -11,15 +11,15 @@ import logging
 
 import torch
 
-from caesura.rewrites.autograd_function import Function
 from caesura.capture.compat import is_functorch_wrapped_tensor, make_fx, set_grad_enabled
+from caesura.capture.polyfills import IN_PLACE
+from caesura.rewrites.autograd_function import Function
 from caesura.rewrites.fx_meta import describe
 from caesura.rewrites.shared_memory import (MARK, SharedMemory, group_of, is_tracked, mark, name_of, storage_of, switches_inference,
                                            tensors_of, with_modes, written_to)
 
 aten = torch.ops.aten
 _UNRECORDED = "caesura_unrecorded"  # of calls that autograd does not record
-IN_PLACE = "caesura_in_place"  # of a detach() that stands for a detach_()
 _GRADIENTS = {"grad", "_autograd_grad"}  # torch.autograd.grad, and functorch's
 
 

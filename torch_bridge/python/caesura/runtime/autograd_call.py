@@ -7,11 +7,11 @@ import operator
 import torch
 
 from caesura import _core, torch_kernels
-from caesura.rewrites.aliasing import hooked, run_in_eager, unlike_captured
 from caesura.capture.compat import OpOverload, jit_operation, schema
+from caesura.reports import collect_from, lose, note_detour
+from caesura.rewrites.aliasing import hooked, run_in_eager, unlike_captured
 from caesura.rewrites.double_backward import Again, differentiate, node_of, origins
 from caesura.rewrites.fx_meta import is_tensor
-from caesura.reports import collect_from, lose, note_detour
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
 

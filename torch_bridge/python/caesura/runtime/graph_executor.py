@@ -12,16 +12,16 @@ import torch
 
 from caesura import _core
 from caesura.capture.compat import is_view
-from caesura.rewrites.complex_numbers import has_complex
-from caesura.rewrites.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
-from caesura.rewrites.gpu_attention import IN_PARTS
-from caesura.rewrites.layout import as_traced, lay_arguments
 from caesura.capture.rng_inputs import DRAWS
 from caesura.lowering import Refused, TABLE, import_graph
 from caesura.lowering.importer import Importer
 from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
+from caesura.rewrites.complex_numbers import has_complex
+from caesura.rewrites.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
+from caesura.rewrites.gpu_attention import IN_PARTS
+from caesura.rewrites.layout import as_traced, lay_arguments
 from caesura.runtime.gpu import CPU, open_gpu
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from caesura.capture.compat import foreach_add_, foreach_mul_, step_hooks
-from caesura.rewrites.dtensors import is_dtensor
 from caesura.reports import fall_back
+from caesura.rewrites.dtensors import is_dtensor
 from caesura.runtime.gpu import CPU
 
 

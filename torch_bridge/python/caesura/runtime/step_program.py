@@ -8,10 +8,7 @@ import torch
 from onnx import helper
 
 from caesura import _core
-from caesura.rewrites.aliasing import share_memory
 from caesura.capture.compat import OutputType, TracingContext, unset_fake_temporarily
-from caesura.rewrites.dtensors import held, is_dtensor
-from caesura.rewrites.fx_meta import describe
 from caesura.capture.rng_inputs import sizes_of
 from caesura.capture.sources import input_names
 from caesura.errors import StepRefused
@@ -21,6 +18,9 @@ from caesura.lowering.onnx_builder import onnx_type, with_bodies
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.lowering.training_importer import import_forward, leaves_statistics, needed, number_input
 from caesura.reports import RECORD
+from caesura.rewrites.aliasing import share_memory
+from caesura.rewrites.dtensors import held, is_dtensor
+from caesura.rewrites.fx_meta import describe
 from caesura.runtime.gpu import CPU, open_gpu
 
 

@@ -3,9 +3,9 @@
 
 import torch
 
-from caesura.rewrites.dtensors import is_dtensor
 from caesura.errors import StepRefused
 from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
+from caesura.rewrites.dtensors import is_dtensor
 from caesura.runtime.step_shards import StepShards
 
 

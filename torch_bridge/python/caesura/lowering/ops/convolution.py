@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions, forward and backward."""
 
-from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import is_read, is_static, result
 
 
 def _attributes(weight, stride, padding, dilation, transposed, output_padding, groups):

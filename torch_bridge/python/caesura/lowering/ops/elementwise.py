@@ -5,9 +5,9 @@ import math
 
 import torch
 
-from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, same_shape
 from caesura.lowering.registry import TABLE, Refused, aten, register
+from caesura.rewrites.fx_meta import result
 
 # --- unary ---------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ The ops, their shapes and gradients: core/ops/collectives/ops.cc.
 
 import torch
 
-from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN
 from caesura.lowering.registry import Refused
+from caesura.rewrites.fx_meta import result
 
 _ELSEWHERE = "write caesura.wrap(module) and a loop of your own"
 

@@ -10,12 +10,12 @@ import math
 
 import torch
 
-from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive
 from caesura.lowering.ops.elementwise import operand, sign
 from caesura.lowering.ops.indexing import broadcast_shape
 from caesura.lowering.ops.reduction import reduce, sum_, var, var_mean
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import result
 
 # A call to its function (writer, node, *arguments): what a ForwardImporter takes before table.TABLE's. Where PyTorch makes the
 # backward these calls are decomposed, or written otherwise.

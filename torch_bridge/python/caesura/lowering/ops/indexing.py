@@ -5,10 +5,10 @@ import math
 
 import torch
 
-from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import result
 
 
 @register(aten.embedding.default)

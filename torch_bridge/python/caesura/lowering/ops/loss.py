@@ -5,9 +5,9 @@ import torch
 
 import caesura.capture.ops.check  # noqa: F401  the operators
 import caesura.capture.ops.ctc  # noqa: F401
-from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import is_read, result
 
 _REDUCTIONS = ("none", "mean", "sum")
 

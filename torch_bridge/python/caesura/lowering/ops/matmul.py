@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products. A matrix made by flattening a tensor of rows is read, and returned, as that tensor."""
 
-from caesura.rewrites.fx_meta import result
 from caesura.lowering.onnx_builder import Tensor
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import aten, register
+from caesura.rewrites.fx_meta import result
 
 
 def product(w, a, b, dtype, shape) -> Tensor:

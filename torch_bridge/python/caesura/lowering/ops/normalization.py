@@ -5,9 +5,9 @@ import math
 
 import torch
 
-from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import is_read, is_static, result
 
 
 def _ones(w, dtype, shape):

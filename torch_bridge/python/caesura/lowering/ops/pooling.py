@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import is_read, is_static, result
 
 
 def _window(axes, kernel, stride, padding, ceil_mode, dilation=None):

@@ -4,9 +4,9 @@
 import torch
 
 import caesura.capture.ops.recurrent  # noqa: F401  the operators
-from caesura.rewrites.fx_meta import is_read, result
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.registry import register
+from caesura.rewrites.fx_meta import is_read, result
 
 _OPS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 _ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}  # ONNX's gates among PyTorch's: i f g o, r z n

@@ -3,10 +3,10 @@
 
 import torch
 
-from caesura.rewrites.fx_meta import is_read, is_static, result
 from caesura.lowering.onnx_builder import DOMAIN, Scalar, Tensor, positive, same_dim, same_shape
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import Refused, aten, register
+from caesura.rewrites.fx_meta import is_read, is_static, result
 
 _END = 2**63 - 1  # "to the end", in PyTorch's slices
 
