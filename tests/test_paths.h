@@ -27,7 +27,7 @@ extern const char* const kStandinCudnn;
 extern const char* const kStandinNccl;
 // The stand-in for NVRTC, which also asks the real one (core/cuda/checked_nvrtc.cc).
 extern const char* const kCheckedNvrtc;
-// The real cuDNN, and the command that has it plan (core/kernels/cuda/cudnn_plans.cc).
+// The real cuDNN, and the command that has it plan (tests/core/ops/cuda/cudnn_plans.cc).
 extern const char* const kRealCudnn;
 extern const char* const kCudnnPlansCommand;
 

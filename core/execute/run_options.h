@@ -34,8 +34,8 @@ struct RunOptions {
   std::vector<ExecutionObserver*> observers = {};
   UndoLog* undo =
       nullptr;  // keeps what the run overwrites of its parameters; null: nothing is kept
-  // Where fetch i comes from; entries may be null, the list may be short: then the provider's
-  // allocator.
+  // Entry i allocates the memory of fetch i. The provider's allocator does where the entry is null
+  // or the list is too short to have one.
   std::vector<Allocator*> fetch_allocators = {};
   // A caller's buffer for fetch i: an undefined tensor means a fresh one. Clones do not write to
   // it. Without `buffers_on_feeds` it may share no byte with a feed, and in no case with another

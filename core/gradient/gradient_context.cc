@@ -19,9 +19,9 @@ void GradientStore::Add(const Value* value, Value* gradient) {
     return;
   }
   // Slices are added to the sum so far where it lies: no tensor of zeros, and no second one of the
-  // value's size. The slices' node must be the newest: then the sum exists before it, and no node
-  // reads the slices alone. And no other value may have the slices as its gradient: the terms of a
-  // sum share one.
+  // value's size. The slices' node must be the newest: then the sum exists before it, and no other
+  // node reads the slices. No other value may have the slices as its gradient, as the terms of a
+  // sum do, which share one.
   Node* scatter = writer_->nodes().empty() ? nullptr : writer_->nodes().back();
   if (is_new && scatter != nullptr && scatter == gradient->producer() &&
       scatter->Is("GatherGrad", kCaesuraDomain) && scatter->inputs().size() == 3) {

@@ -150,8 +150,8 @@ class Session {
 // nothing of this one. Copies are cheap and independent.
 //
 // Ownership: what is bound is held by the binding, bytes included where the tensor's buffer owns
-// them (a view's bytes are the caller's to keep). Results in a caller's buffer share it; fresh ones
-// are the receiver's alone.
+// them (a view's bytes are the caller's to keep). Results in a caller's buffer share it; the
+// receiver owns fresh ones.
 //
 // Synchronisation. Inputs are used where they are and read at run time: nothing is copied when
 // they are bound, so what the caller writes to them between runs is what the next run sees. The

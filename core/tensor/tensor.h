@@ -160,7 +160,7 @@ class Buffer {
   Deleter deleter_;
 };
 
-// Where buffers of a device come from. Thread safety: all methods may be called from any thread.
+// Allocates the buffers of one device. Thread safety: all methods may be called from any thread.
 class Allocator {
  public:
   virtual ~Allocator() = default;
