@@ -42,6 +42,13 @@ T Unwrap(Result<T> result, bool of_file = false) {
   return *std::move(result);
 }
 
+// Returns what `run` does. Other Python threads run meanwhile.
+template <typename Run>
+auto WithoutGil(const Run& run) {
+  nanobind::gil_scoped_release release;
+  return run();
+}
+
 // The CPU provider with training's kernels and those of the library that load_torch_library has
 // opened.
 std::shared_ptr<const ExecutionProvider> CpuProvider();

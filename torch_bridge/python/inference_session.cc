@@ -55,10 +55,8 @@ class PythonSession {
       options.passes = [](const ProviderList&) { return ForwardPasses(); };
     if (settings.optimization == 2 && ours) options.passes = InferencePasses;
     Model model = ReadSource(source);
-    session_ = Unwrap([&] {
-      nb::gil_scoped_release release;
-      return Session::Create(std::move(model), std::move(options));
-    }());
+    session_ =
+        Unwrap(WithoutGil([&] { return Session::Create(std::move(model), std::move(options)); }));
   }
 
   // Asynchronous runs hand their results to Python before the session can go.
@@ -103,19 +101,11 @@ class PythonSession {
   std::vector<RuntimeValue> Run(const NamedValues& feeds, const std::vector<std::string>& names,
                                 RunSettings* settings) {
     RunOptions options = OptionsOf(settings);
-    auto results = [&] {
-      nb::gil_scoped_release release;
-      return session_->Run(feeds, names, std::move(options));
-    }();
-    return Unwrap(std::move(results));
+    return Unwrap(WithoutGil([&] { return session_->Run(feeds, names, std::move(options)); }));
   }
   std::vector<RuntimeValue> Run(const IoBinding& binding, RunSettings* settings) {
     RunOptions options = OptionsOf(settings);
-    auto results = [&] {
-      nb::gil_scoped_release release;
-      return session_->Run(binding, std::move(options));
-    }();
-    return Unwrap(std::move(results));
+    return Unwrap(WithoutGil([&] { return session_->Run(binding, std::move(options)); }));
   }
   // Then calls done(results as run() gives them, ""), or done([], what went wrong), on a thread of
   // the session's.
@@ -358,13 +348,7 @@ void BindSession(nb::module_& m) {
              return ShapesOf(Unwrap(s.session().OutputSpecs(s.Feeds(feeds).first)));
            })
       .def("synchronise",
-           [](PythonSession& s) {
-             const Status status = [&] {
-               nb::gil_scoped_release release;
-               return s.session().Synchronise();
-             }();
-             if (!status.ok()) Raise(status);
-           })
+           [](PythonSession& s) { Check(WithoutGil([&] { return s.session().Synchronise(); })); })
       .def("end_profiling", &PythonSession::EndProfiling)
       .def("exchanged", &PythonSession::exchanged)
       .def("device_counts", &CountsOf)

@@ -157,10 +157,8 @@ void BindProgram(nb::module_& m) {
       .def("communicator",
            [](const Gpu& gpu, const std::string& group_name) {
              std::unique_ptr<Communicator> control = OpenCommunicator(group_name);
-             auto ranks = [&] {
-               nb::gil_scoped_release release;
-               return NcclCommunicator(std::move(control), gpu.options);
-             }();
+             auto ranks =
+                 WithoutGil([&] { return NcclCommunicator(std::move(control), gpu.options); });
              return std::shared_ptr<Communicator>(Unwrap(std::move(ranks)));
            })
       // A number for torch.classes.caesura.Graph (hand_over.h).

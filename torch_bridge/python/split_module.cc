@@ -30,11 +30,7 @@ std::unique_ptr<SplitModule> OpenSplitModule(nb::object source, nb::dict argumen
 // The result of `call`, computed without the interpreter's lock.
 template <typename Call>
 auto Released(Call call) {
-  auto result = [&] {
-    nb::gil_scoped_release release;
-    return call();
-  }();
-  return Unwrap(std::move(result));
+  return Unwrap(WithoutGil(call));
 }
 
 }  // namespace

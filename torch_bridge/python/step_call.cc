@@ -129,10 +129,7 @@ class StepCall {
     const double scale = session_.progress().loss_scale();
     if (gpu_ != nullptr) Check(gpu_->WaitForTorch());
     const auto began = std::chrono::steady_clock::now();
-    auto loss = [&] {
-      nb::gil_scoped_release release;
-      return session_.Step(values_);
-    }();
+    auto loss = WithoutGil([&] { return session_.Step(values_); });
     step_nanoseconds += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
     ++step_calls;
     if (gpu_ != nullptr) Check(gpu_->TorchWaits());

@@ -170,14 +170,8 @@ nb::list ShardsOf(const TrainingSession& session) {
   return out;
 }
 
-}  // namespace
-
-void BindTraining(nb::module_& m) {
-  m.def("checkpoint_properties", [](const std::string& path) {
-    return Unwrap(RestoreCheckpoint(path), /*of_file=*/true).properties;
-  });
-  m.def("training_options", &OptionTable);
-  m.def("step_entries", &StepEntriesOf);
+// Binds the flags that suspend the steps of several sessions.
+void BindFlags(nb::module_& m) {
   nb::class_<SuspendFlag>(m, "SuspendFlag")
       .def(nb::init<>())
       .def_prop_rw(
@@ -190,19 +184,10 @@ void BindTraining(nb::module_& m) {
              own.handlers = std::make_unique<SuspendOnSignals>(own.flag.flag, own.signals);
            })
       .def("__exit__", [](SuspendOn& own, nb::args) { own.handlers.reset(); });
-  nb::class_<TrainingSession> sessions(m, "Training");
-  BindFallback(sessions);
-  sessions.def(
-      "regroup",
-      [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {
-        Status status;
-        {
-          nb::gil_scoped_release release;
-          status = session.Regroup(std::move(ranks));
-        }
-        Check(status);
-      },
-      nb::arg("communicator").none());
+}
+
+// Binds the session's runs and its position in the training.
+void BindSteps(nb::class_<TrainingSession>& sessions) {
   sessions
       .def_static("open", &Open, nb::arg("source"), nb::arg("arguments"),
                   nb::arg("parameters") = std::map<std::string, nb::object>())
@@ -217,44 +202,82 @@ void BindTraining(nb::module_& m) {
       .def("step",
            [](TrainingSession& session, nb::dict arrays) {
              const NamedValues feeds = FeedsOf(arrays);
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return session.Step(feeds);
-             }();
-             return Unwrap(std::move(loss));
+             return Unwrap(WithoutGil([&] { return session.Step(feeds); }));
+           })
+      .def("accumulate",
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
+             return Unwrap(WithoutGil([&] { return session.Accumulate(feeds); }));
+           })
+      .def("evaluate",
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
+             auto result = WithoutGil([&] { return session.Evaluate(feeds); });
+             Evaluation evaluation = Unwrap(std::move(result));
+             return nb::make_tuple(evaluation.loss, evaluation.outputs);
+           })
+      .def("predict",
+           [](TrainingSession& session, nb::dict arrays) {
+             const NamedValues feeds = FeedsOf(arrays);
+             return Unwrap(WithoutGil([&] { return session.Predict(feeds); }));
            })
       .def("report",
            [](TrainingSession& session, nb::dict arrays, const std::string& path,
               const std::string& title) {
              const NamedValues feeds = FeedsOf(arrays);
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return WriteStepReport(session, feeds, path, title);
-             }();
-             return Unwrap(std::move(loss), /*of_file=*/true);
+             return Unwrap(WithoutGil([&] { return WriteStepReport(session, feeds, path, title); }),
+                           /*of_file=*/true);
            })
-      .def_prop_ro("failures",
-                   [](const TrainingSession& session) {
-                     const FailureCounts& counts = session.runs().failures();
-                     nb::dict out;
-                     out["failed"] = counts.failed;
-                     out["skipped"] = counts.skipped;
-                     out["retried"] = counts.retried;
-                     out["saved"] = counts.saved;
-                     out["last"] = counts.last;
-                     return out;
-                   })
-      .def_prop_ro("inconsistent",
-                   [](const TrainingSession& session) {
-                     return session.parameters().lost().value_or(std::vector<std::string>());
-                   })
+      .def("profile_step",
+           [](TrainingSession& session, nb::dict arrays, const std::string& trace) {
+             const NamedValues feeds = FeedsOf(arrays);
+             Profiler profiler;
+             auto loss = WithoutGil([&] { return session.Step(feeds, {&profiler}); });
+             Unwrap(std::move(loss));
+             if (!trace.empty())
+               Check(WriteChromeTrace(trace, profiler.Events()), /*of_file=*/true);
+             return profiler.Summary();
+           })
+      .def("step_differences",
+           [](const TrainingSession& session) { return session.runs().differences(); })
+      .def("kept_outputs",
+           [](const TrainingSession& session) { return session.runs().kept_outputs(); })
+      .def("gradients", [](const TrainingSession& session) { return session.runs().gradients(); })
+      .def("plan",
+           [](TrainingSession& session, nb::dict arrays) {
+             const auto plan = Unwrap(session.runs().Plan(FeedsOf(arrays)));
+             return nb::make_tuple(plan->ToString(), plan->arena_bytes());
+           })
+      .def("feed_coefficients",
+           [](TrainingSession& session, const std::vector<double>& values) {
+             const std::span<double> all = session.runs().coefficients();
+             if (values.size() > all.size())
+               Raise(InvalidArgument("more coefficients than the session is fed"));
+             std::copy(values.begin(), values.end(), all.begin());
+           })
+      .def("draw_next_by",
+           [](TrainingSession& session, uint64_t seed) { session.progress().next_seed = seed; })
+      .def_prop_ro("updates",
+                   [](const TrainingSession& session) { return session.progress().updates; })
+      .def("set_position",
+           [](TrainingSession& session, int64_t updates, int64_t micro_steps) {
+             session.progress().updates = updates;
+             session.progress().micro_steps = micro_steps;
+           })
+      .def_prop_ro("loss_scale",
+                   [](const TrainingSession& session) { return session.progress().loss_scale(); })
+      .def_prop_rw(
+          "learning_rate",
+          [](const TrainingSession& session) { return session.progress().learning_rate(); },
+          [](TrainingSession& session, double rate) { session.runs().set_learning_rate(rate); });
+}
+
+// Binds how a step stops, waits and fails.
+void BindSuspension(nb::class_<TrainingSession>& sessions) {
+  sessions
       .def("resume_step",
            [](TrainingSession& session) {
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return session.ResumeStep();
-             }();
-             return Unwrap(std::move(loss));
+             return Unwrap(WithoutGil([&] { return session.ResumeStep(); }));
            })
       .def("drop_step", [](TrainingSession& session) { Check(session.DropStep()); })
       .def_prop_ro("suspended",
@@ -284,52 +307,28 @@ void BindTraining(nb::module_& m) {
             session.control().set_deadline(deadline);
           },
           nb::arg("seconds").none())
-      .def("step_differences",
-           [](const TrainingSession& session) { return session.runs().differences(); })
-      .def("accumulate",
-           [](TrainingSession& session, nb::dict arrays) {
-             const NamedValues feeds = FeedsOf(arrays);
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return session.Accumulate(feeds);
-             }();
-             return Unwrap(std::move(loss));
-           })
-      .def("profile_step",
-           [](TrainingSession& session, nb::dict arrays, const std::string& trace) {
-             const NamedValues feeds = FeedsOf(arrays);
-             Profiler profiler;
-             auto loss = [&] {
-               nb::gil_scoped_release release;
-               return session.Step(feeds, {&profiler});
-             }();
-             Unwrap(std::move(loss));
-             if (!trace.empty())
-               Check(WriteChromeTrace(trace, profiler.Events()), /*of_file=*/true);
-             return profiler.Summary();
-           })
-      .def("evaluate",
-           [](TrainingSession& session, nb::dict arrays) {
-             const NamedValues feeds = FeedsOf(arrays);
-             auto result = [&] {
-               nb::gil_scoped_release release;
-               return session.Evaluate(feeds);
-             }();
-             Evaluation evaluation = Unwrap(std::move(result));
-             return nb::make_tuple(evaluation.loss, evaluation.outputs);
-           })
-      .def("predict",
-           [](TrainingSession& session, nb::dict arrays) {
-             const NamedValues feeds = FeedsOf(arrays);
-             auto result = [&] {
-               nb::gil_scoped_release release;
-               return session.Predict(feeds);
-             }();
-             return Unwrap(std::move(result));
-           })
-      .def("kept_outputs",
-           [](const TrainingSession& session) { return session.runs().kept_outputs(); })
-      .def("gradients", [](const TrainingSession& session) { return session.runs().gradients(); })
+      .def_prop_rw(
+          "terminate", [](const TrainingSession& session) { return session.control().terminate(); },
+          [](TrainingSession& session, bool stop) { session.control().set_terminate(stop); })
+      .def_prop_ro("failures",
+                   [](const TrainingSession& session) {
+                     const FailureCounts& counts = session.runs().failures();
+                     nb::dict out;
+                     out["failed"] = counts.failed;
+                     out["skipped"] = counts.skipped;
+                     out["retried"] = counts.retried;
+                     out["saved"] = counts.saved;
+                     out["last"] = counts.last;
+                     return out;
+                   })
+      .def_prop_ro("inconsistent", [](const TrainingSession& session) {
+        return session.parameters().lost().value_or(std::vector<std::string>());
+      });
+}
+
+// Binds parameters, the ranks that share them, and files.
+void BindParameters(nb::class_<TrainingSession>& sessions) {
+  sessions
       .def("parameter_names",
            [](const TrainingSession& session) { return session.parameters().Names(); })
       .def("frozen_names",
@@ -346,25 +345,6 @@ void BindTraining(nb::module_& m) {
            [](TrainingSession& session, const std::string& name, nb::handle array) {
              Check(session.parameters().Bind(name, Writable(name, array)));
            })
-      .def("set_position",
-           [](TrainingSession& session, int64_t updates, int64_t micro_steps) {
-             session.progress().updates = updates;
-             session.progress().micro_steps = micro_steps;
-           })
-      .def_prop_rw(
-          "terminate", [](const TrainingSession& session) { return session.control().terminate(); },
-          [](TrainingSession& session, bool stop) { session.control().set_terminate(stop); })
-      .def("feed_coefficients",
-           [](TrainingSession& session, const std::vector<double>& values) {
-             const std::span<double> all = session.runs().coefficients();
-             if (values.size() > all.size())
-               Raise(InvalidArgument("more coefficients than the session is fed"));
-             std::copy(values.begin(), values.end(), all.begin());
-           })
-      .def("draw_next_by",
-           [](TrainingSession& session, uint64_t seed) { session.progress().next_seed = seed; })
-      .def_prop_ro("updates",
-                   [](const TrainingSession& session) { return session.progress().updates; })
       .def_prop_ro("memory",
                    [](const TrainingSession& session) {
                      const RankMemory memory = session.Memory();
@@ -375,37 +355,44 @@ void BindTraining(nb::module_& m) {
                      return out;
                    })
       .def_prop_ro("shards", &ShardsOf)
-      .def_prop_ro("loss_scale",
-                   [](const TrainingSession& session) { return session.progress().loss_scale(); })
-      .def_prop_rw(
-          "learning_rate",
-          [](const TrainingSession& session) { return session.progress().learning_rate(); },
-          [](TrainingSession& session, double rate) { session.runs().set_learning_rate(rate); })
+      .def(
+          "regroup",
+          [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {
+            Check(WithoutGil([&] { return session.Regroup(std::move(ranks)); }));
+          },
+          nb::arg("communicator").none())
       .def(
           "save",
           [](const TrainingSession& session, const std::string& path,
              std::map<std::string, Checkpoint::Property> properties) {
-            Status saved;
-            {
-              nb::gil_scoped_release release;
-              saved = session.Save(path, std::move(properties));
-            }
-            Check(saved, /*of_file=*/true);
+            Check(WithoutGil([&] { return session.Save(path, std::move(properties)); }),
+                  /*of_file=*/true);
           },
           nb::arg("path"), nb::arg("properties") = std::map<std::string, Checkpoint::Property>())
       .def("restore",
            [](TrainingSession& session, const std::string& path) {
              return Unwrap(session.Restore(path), /*of_file=*/true);
            })
-      .def("export",
-           [](const TrainingSession& session, const std::string& path,
-              const std::vector<std::string>& outputs) {
-             Check(session.ExportModel(path, outputs), /*of_file=*/true);
-           })
-      .def("plan", [](TrainingSession& session, nb::dict arrays) {
-        const auto plan = Unwrap(session.runs().Plan(FeedsOf(arrays)));
-        return nb::make_tuple(plan->ToString(), plan->arena_bytes());
+      .def("export", [](const TrainingSession& session, const std::string& path,
+                        const std::vector<std::string>& outputs) {
+        Check(session.ExportModel(path, outputs), /*of_file=*/true);
       });
+}
+
+}  // namespace
+
+void BindTraining(nb::module_& m) {
+  m.def("checkpoint_properties", [](const std::string& path) {
+    return Unwrap(RestoreCheckpoint(path), /*of_file=*/true).properties;
+  });
+  m.def("training_options", &OptionTable);
+  m.def("step_entries", &StepEntriesOf);
+  BindFlags(m);
+  nb::class_<TrainingSession> sessions(m, "Training");
+  BindFallback(sessions);
+  BindSteps(sessions);
+  BindSuspension(sessions);
+  BindParameters(sessions);
 }
 
 }  // namespace caesura::python
