@@ -16,6 +16,66 @@ int64_t Checksum(std::span<const int64_t> words, int rank) {
       crc32_z(seed, reinterpret_cast<const Bytef*>(words.data()), words.size_bytes()));
 }
 
+std::vector<int64_t> WithChecksum(std::span<const int64_t> words, int rank) {
+  std::vector<int64_t> own(words.begin(), words.end());
+  own.push_back(Checksum(words, rank));
+  return own;
+}
+
+// The words of all ranks, of which each has sent `count` with its checksum.
+Result<std::vector<int64_t>> WithoutChecksums(const std::vector<int64_t>& sent, size_t count,
+                                              Communicator& communicator) {
+  const int size = communicator.size();
+  const bool is_whole = sent.size() == count * static_cast<size_t>(size);
+  std::vector<int64_t> all;
+  std::string damaged;
+  for (int r = 0; r < size; ++r) {
+    const int64_t* first = sent.data() + (is_whole ? count * static_cast<size_t>(r) : 0);
+    const std::span of_rank(first, is_whole ? count - 1 : 0);
+    if (!is_whole || first[count - 1] != Checksum(of_rank, r))
+      damaged += (damaged.empty() ? "" : ", ") + std::to_string(r);
+    all.insert(all.end(), of_rank.begin(), of_rank.end());
+  }
+  if (damaged.empty()) return all;
+  const Status status =
+      RankFailure("the words of rank " + damaged + " have not arrived as they were sent (rank " +
+                  std::to_string(communicator.rank()) + " of " + communicator.name() + " says so)");
+  communicator.Abort(status.message());
+  return status;
+}
+
+class WordsInFlight : public Gathering {
+ public:
+  WordsInFlight(Communicator& communicator, std::span<const int64_t> words)
+      : communicator_(communicator),
+        own_(WithChecksum(words, communicator.rank())),
+        all_(own_.size() * static_cast<size_t>(communicator.size())) {}
+  ~WordsInFlight() override {
+    if (work_ != nullptr) communicator_.Abort("nobody waits for the words of all ranks");
+  }
+
+  Status Start() {
+    ASSIGN_OR_RETURN(
+        work_, communicator_.Start(Collective::AllGather(DType::kInt64, own_.data(), all_.data(),
+                                                         static_cast<int64_t>(own_.size()))));
+    return {};
+  }
+
+  Result<std::vector<int64_t>> Wait(Clock::time_point deadline) override {
+    const Status status = work_->Wait(deadline);
+    work_.reset();
+    if (status.ok()) return WithoutChecksums(all_, own_.size(), communicator_);
+    communicator_.Abort(status.message());
+    return status;
+  }
+
+ private:
+  Communicator& communicator_;
+  const std::vector<int64_t> own_;
+  std::vector<int64_t> all_;
+  std::unique_ptr<Work> work_;  // null: it has ended
+};
+
 }  // namespace
 
 std::string Collective::ToString() const {
@@ -52,25 +112,15 @@ Status CheckCollective(const Collective& collective, int size) {
 
 Result<std::vector<int64_t>> Communicator::Gather(std::span<const int64_t> words,
                                                   Clock::time_point deadline) {
-  std::vector<int64_t> own(words.begin(), words.end());
-  own.push_back(Checksum(words, rank()));
+  const std::vector<int64_t> own = WithChecksum(words, rank());
   ASSIGN_OR_RETURN(const std::vector<int64_t> sent, GatherWords(own, deadline));
-  const bool is_whole = sent.size() == own.size() * static_cast<size_t>(size());
-  std::vector<int64_t> all;
-  std::string damaged;
-  for (int r = 0; r < size(); ++r) {
-    const int64_t* first = sent.data() + (is_whole ? own.size() * static_cast<size_t>(r) : 0);
-    const std::span of_rank(first, is_whole ? words.size() : 0);
-    if (!is_whole || first[words.size()] != Checksum(of_rank, r))
-      damaged += (damaged.empty() ? "" : ", ") + std::to_string(r);
-    all.insert(all.end(), of_rank.begin(), of_rank.end());
-  }
-  if (damaged.empty()) return all;
-  const Status status =
-      RankFailure("the words of rank " + damaged + " have not arrived as they were sent (rank " +
-                  std::to_string(rank()) + " of " + name() + " says so)");
-  Abort(status.message());
-  return status;
+  return WithoutChecksums(sent, own.size(), *this);
+}
+
+Result<std::unique_ptr<Gathering>> Communicator::StartGather(std::span<const int64_t> words) {
+  auto gathering = std::make_unique<WordsInFlight>(*this, words);
+  RETURN_IF_ERROR(gathering->Start());
+  return std::unique_ptr<Gathering>(std::move(gathering));
 }
 
 Result<std::vector<int64_t>> Communicator::GatherWords(std::span<const int64_t> words,

@@ -104,6 +104,15 @@ class Work {
   virtual Status Wait(Clock::time_point deadline) = 0;
 };
 
+// Words that are on their way to all ranks. It does not outlive its communicator, which it aborts
+// where nobody has waited for it.
+class Gathering {
+ public:
+  virtual ~Gathering() = default;
+  // What Communicator::Gather returns. Once.
+  virtual Result<std::vector<int64_t>> Wait(Clock::time_point deadline) = 0;
+};
+
 // One rank's end of a group of ranks. It outlives its works.
 class Communicator {
  public:
@@ -126,6 +135,8 @@ class Communicator {
   // comes back. Ranks decide by these words whether a step counts, so each rank's checksum goes
   // with them: words that arrive otherwise than they were sent are kRankFailure.
   Result<std::vector<int64_t>> Gather(std::span<const int64_t> words, Clock::time_point deadline);
+  // Gather beside other work. It waits for no collective of a device.
+  virtual Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words);
 
  protected:
   // Gather without the checksums.

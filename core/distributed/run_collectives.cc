@@ -22,7 +22,33 @@ Status RunCollectives::Checked(Status status) {
   return status;
 }
 
+void RunCollectives::Compare(std::span<const int64_t> words, bool at_once) {
+  words_.assign(words.begin(), words.end());
+  at_once_ = at_once;
+}
+
+Status RunCollectives::Begin() { return at_once_ ? StartComparison() : Status(); }
+
+Status RunCollectives::StartComparison() {
+  Result<std::unique_ptr<Gathering>> gathering = communicator_.StartGather(words_);
+  if (!gathering.ok()) return Checked(gathering.status());
+  comparison_ = *std::move(gathering);
+  return {};
+}
+
+Status RunCollectives::Compared() {
+  if (words_.empty()) return {};
+  if (comparison_ == nullptr) RETURN_IF_ERROR(StartComparison());
+  const Result<std::vector<int64_t>> all = comparison_->Wait(Clock::now() + timeout_);
+  comparison_.reset();
+  RETURN_IF_ERROR(Checked(all.status()));
+  for (size_t i = 0; i < all->size(); ++i) differs_ |= (*all)[i] != words_[i % words_.size()];
+  words_.clear();
+  return differs_ ? InvalidArgument("the ranks' steps differ") : Status();
+}
+
 Status RunCollectives::Start(int64_t number, const Collective& collective) {
+  RETURN_IF_ERROR(Compared());
   Result<std::unique_ptr<Work>> work = communicator_.Start(collective);
   if (!work.ok()) return Checked(work.status());
   works_[number] = *std::move(work);
@@ -39,11 +65,13 @@ Status RunCollectives::Wait(int64_t number) {
 }
 
 Status RunCollectives::Run(const Collective& collective) {
+  RETURN_IF_ERROR(Compared());
   const Result<std::unique_ptr<Work>> work = communicator_.Start(collective);
   return Checked(work.ok() ? (*work)->Wait(Clock::now() + timeout_) : work.status());
 }
 
 Status RunCollectives::Agree() {
+  RETURN_IF_ERROR(Compared());
   const bool raises_flag = raises_flag_ || (flag_ != nullptr && *flag_);
   const int64_t own[] = {raises_flag ? 1 : 0, std::bit_cast<int64_t>(number_)};
   const Result<std::vector<int64_t>> all = communicator_.Gather(own, Clock::now() + timeout_);

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/distributed/communicator.h"
 
@@ -25,6 +27,15 @@ class RunCollectives {
   ~RunCollectives();
   RunCollectives(const RunCollectives&) = delete;
   RunCollectives& operator=(const RunCollectives&) = delete;
+
+  // Has all ranks compare these words before the run starts its first collective. `at_once`: their
+  // exchange begins with the run, and goes on beside it. Where words differ, all ranks' runs fail
+  // with kInvalidArgument and have exchanged nothing else.
+  void Compare(std::span<const int64_t> words, bool at_once);
+  // The run begins.
+  Status Begin();
+  // True if the run has ended as words differ.
+  bool differs() const { return differs_; }
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
@@ -45,6 +56,9 @@ class RunCollectives {
   double shared_sum() const { return sum_; }
 
  private:
+  Status StartComparison();
+  // Waits until all words are known to be the same.
+  Status Compared();
   // Aborts the communicator after a failure, so that nothing touches the run's memory any more.
   Status Checked(Status status);
 
@@ -53,6 +67,9 @@ class RunCollectives {
   const std::shared_ptr<const std::atomic<bool>> flag_;
   std::map<int64_t, std::unique_ptr<Work>> works_;  // in flight
   double number_ = 0, sum_ = 0;
+  std::vector<int64_t> words_;             // to be compared; empty: none
+  std::unique_ptr<Gathering> comparison_;  // under way
+  bool at_once_ = false, differs_ = false;
   bool raises_flag_ = false, agreed_ = false, flag_raised_ = false;
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/run_collectives.h"
 #include "core/execute/partial_executor.h"
 #include "core/profile/run_recorder.h"
 
@@ -140,6 +141,7 @@ Status Program::RunOnce(const VersionedGraph& on, const SharedPlan& plan, RunReq
   run.undo = MakeUndoLog(*plan, request.undo, may_retry, suspend_at != INT_MAX, request.options);
   std::optional<RunRequest> again;
   if (run.undo != nullptr && run.undo->may_hold()) again = request;
+  if (request.options.collectives != nullptr) RETURN_IF_ERROR(request.options.collectives->Begin());
   request.options.undo = run.undo.get();
   const std::shared_ptr<RunRecorder> recorder = ProcessRecorder();
   if (recorder != nullptr) request.options.observers.push_back(recorder.get());

@@ -155,6 +155,11 @@ std::string GatherWords(Communicator& c) {
   if (!all.ok()) return Text(all.status());
   std::vector<int64_t> want;
   for (int r = 0; r < c.size(); ++r) want.insert(want.end(), {r, INT64_MIN});
+  auto started = c.StartGather(words);
+  if (!started.ok()) return Text(started.status());
+  auto later = (*started)->Wait(Clock::now() + seconds(60));
+  if (!later.ok()) return Text(later.status());
+  if (*later != want) return "other words beside other work";
   return all->size() == want.size() ? Compare(*all, want) : "another number of words";
 }
 

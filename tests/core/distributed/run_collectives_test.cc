@@ -131,6 +131,41 @@ TEST(RunCollectives, RanksAgreeOnFlagAndSum) {
   }
 }
 
+TEST(RunCollectives, CompareWordsBeforeTheFirstCollective) {
+  for (const bool at_once : {true, false}) {
+    for (const bool differs : {true, false}) {
+      RunRanks(3, [&](Communicator& c) {
+        const int64_t words[] = {7, differs && c.rank() == 1 ? 2 : 1};
+        std::vector<float> data = {1};
+        {
+          RunCollectives run(c, seconds(60));
+          run.Compare(words, at_once);
+          ASSERT_TRUE(run.Begin().ok());
+          const Status status = run.Run(SumOf(data));
+          EXPECT_EQ(status.code(), differs ? StatusCode::kInvalidArgument : StatusCode::kOk);
+          EXPECT_EQ(run.differs(), differs);
+          EXPECT_THAT(data, ElementsAre(differs ? 1 : 3));
+        }
+        data = {1};
+        RunCollectives next(c, seconds(60));  // the communicator is of use
+        ASSERT_TRUE(next.Run(SumOf(data)).ok());
+        EXPECT_THAT(data, ElementsAre(3));
+      });
+    }
+  }
+}
+
+TEST(RunCollectives, AComparisonThatNobodyWaitsForEndsTheCommunicator) {
+  const auto ranks = LocalCommunicators(2);
+  const int64_t words[] = {1};
+  {
+    RunCollectives run(*ranks[0], seconds(60));
+    run.Compare(words, /*at_once=*/true);
+    ASSERT_TRUE(run.Begin().ok());
+  }
+  EXPECT_EQ(ranks[1]->StartGather(words).status().code(), StatusCode::kRankFailure);
+}
+
 TEST(RunCollectives, NothingIsAgreedWithoutAllRanks) {
   const auto ranks = LocalCommunicators(2);
   RunCollectives run(*ranks[0], milliseconds(1));
