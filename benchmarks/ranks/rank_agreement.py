@@ -8,11 +8,16 @@ AdamW, each as two TrainingSessions. In each round these take turns:
 
 - a step with late commit, whose updates wait until all ranks have all sums;
 - a step with early commit, whose updates wait for their own bucket's sums only;
-- the agreement's exchange by itself, 100 times: two int64 of each rank.
+- the agreement's exchange by itself, 100 times: two int64 of each rank;
+- 100 steps of a small compiled step, an MLP of two layers.
 
 It prints medians and quartiles of the slower rank, and the exchange as a share of the step. That is what a step pays for
 the agreement: late commit on a CPU writes nothing before it, so it keeps no copies to undo. AgreeToCommit's own time in a
 profiled step is printed, too; the wait for the slower rank is in it.
+
+Before an update the ranks also compare their steps. Their words are on the way during the forward, and the first
+CollectiveStart waits for what is left: its time in a profiled step is printed, of the rank that comes last. What the
+comparison adds to a small step shows beside a release without it.
 """
 
 import argparse
@@ -46,21 +51,33 @@ def measure(rank, port, folder, options):
     late, early = (caesura.TrainingSession(folder / "gpt.onnx", optimizer=caesura.optim.AdamW(lr=1e-4), commit=commit, threads=1)
                    for commit in ("late", "eager-consume"))
     words, all_words = torch.ones(2, dtype=torch.int64), torch.empty(4, dtype=torch.int64)
+    mlp = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    small = caesura.compile_step(mlp, torch.nn.functional.cross_entropy, torch.optim.AdamW(mlp.parameters()), threads=1)
+    batch = torch.randn(16, 64, generator=generator), torch.randint(0, 8, (16,), generator=generator)
 
     def exchanges():
         for _ in range(EXCHANGES):
             dist.all_gather_single(all_words, words)
 
-    runs = {"late commit": lambda: late.step(feeds), "early commit": lambda: early.step(feeds), "agreement": exchanges}
-    times, agreements = in_turns(runs, options.rounds, skipped=2), []
-    times["agreement"] = [taken / EXCHANGES for taken in times["agreement"]]
+    def small_steps():
+        for _ in range(EXCHANGES):
+            small(*batch)
+
+    runs = {"late commit": lambda: late.step(feeds), "early commit": lambda: early.step(feeds), "agreement": exchanges,
+            "a small step": small_steps}
+    times, agreements, comparisons = in_turns(runs, options.rounds, skipped=2), [], []
+    for name in ("agreement", "a small step"):
+        times[name] = [taken / EXCHANGES for taken in times[name]]
     for _ in range(5):
         trace = folder / f"trace-{rank}.json"
         late.profile_step(feeds, trace)
-        events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("args", {}).get("op_name") == "AgreeToCommit"]
-        taken = torch.tensor([1e-3 * sum(e["dur"] for e in events)])
+        events = json.loads(trace.read_text())["traceEvents"]
+        of = {name: [e["dur"] for e in events if e.get("args", {}).get("op_name") == name]
+              for name in ("AgreeToCommit", "CollectiveStart")}
+        taken = torch.tensor([1e-3 * sum(of["AgreeToCommit"]), 1e-3 * of["CollectiveStart"][0]])
         dist.all_reduce(taken, op=dist.ReduceOp.MIN)  # of the rank that comes last
-        agreements.append(taken.item())
+        agreements.append(taken[0].item())
+        comparisons.append(taken[1].item())
     if rank == 0:
         print(f"batch {options.batch}, {options.rounds} rounds, one thread a rank")
         for name, taken in times.items():
@@ -68,6 +85,8 @@ def measure(rank, port, folder, options):
         step, exchange = (statistics.median(times[name]) for name in ("late commit", "agreement"))
         print(f"  the agreement is {exchange / step:.3%} of the step; AgreeToCommit of the rank that comes last, profiled: "
               f"{statistics.median(agreements):.3f} ms")
+        print(f"  the first CollectiveStart, which waits for the comparison, of the rank that comes last, profiled: "
+              f"{statistics.median(comparisons):.3f} ms")
     dist.barrier()
     os._exit(0)
 

@@ -204,7 +204,7 @@ TEST(RankPartsFailure, ALostRankIsAnErrorWithinTheForward) {
     if (c.rank() == 1) return;
     const Status status = session->Step(RankBatch(2, c)).status();
     EXPECT_EQ(status.code(), StatusCode::kRankFailure) << status.ToString();
-    EXPECT_THAT(status.message(), HasSubstr("all_to_all"));
+    EXPECT_THAT(status.message(), HasSubstr("rank 1 has not come to it"));
     EXPECT_TRUE(SameBits(ParametersOf(*session), before));
   });
 }
@@ -216,7 +216,7 @@ TEST(RankPartsFailure, RanksOfOtherPartsAreRefused) {
     if (c.rank() == 1) part.options.step.rank_parts.pop_back();
     part.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
     EXPECT_THAT(TrainingSession::Create(std::move(part.model), part.options).status().message(),
-                HasSubstr("the step of rank 1 is another one"));
+                HasSubstr("rank_parts is "));
   });
 }
 

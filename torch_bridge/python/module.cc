@@ -10,10 +10,12 @@
 #include "core/base/hand_over.h"
 #include "core/base/log.h"
 #include "core/base/utf8.h"
+#include "core/distributed/rank_facts.h"
 #include "core/onnx/model_reader.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/kernel_library.h"
 #include "torch_bridge/python/bindings.h"
+#include "training/session/rank_group.h"
 
 namespace caesura::python {
 namespace {
@@ -28,6 +30,10 @@ std::string torch_version;
 // caesura.Suspended and caesura.RankFailure once the module is there.
 PyObject* suspended_error = PyExc_RuntimeError;
 PyObject* rank_failure_error = PyExc_RuntimeError;
+
+Clock::time_point DeadlineOf(const Communicator& communicator) {
+  return Clock::now() + communicator.timeout();
+}
 
 void LoadTorchLibrary(const std::string& path, const std::string& version) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -204,7 +210,17 @@ NB_MODULE(_core, m) {
   nanobind::class_<caesura::Communicator>(m, "Communicator")
       .def_prop_ro("rank", &caesura::Communicator::rank)
       .def_prop_ro("size", &caesura::Communicator::size)
-      .def_prop_ro("name", &caesura::Communicator::name);
+      .def_prop_ro("name", &caesura::Communicator::name)
+      .def("gather",
+           [](caesura::Communicator& own, const std::vector<int64_t>& words) {
+             return Unwrap(WithoutGil([&] { return own.Gather(words, DeadlineOf(own)); }));
+           })
+      .def("gather_facts", [](caesura::Communicator& own, const caesura::RankFacts& facts) {
+        return Unwrap(
+            WithoutGil([&] { return caesura::GatherFacts(own, facts, DeadlineOf(own)); }));
+      });
+  m.attr("compared_words") = caesura::kComparedWords;
+  m.def("rank_differences", &caesura::DifferencesOfRanks);
   m.def("communicator", [](const std::string& group_name) {
     return std::shared_ptr<caesura::Communicator>(OpenCommunicator(group_name));
   });

@@ -11,6 +11,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "torch_bridge/python/watch.h"
+#include "training/session/rank_group.h"
 #include "training/session/training_session.h"
 
 namespace nb = nanobind;
@@ -46,6 +47,9 @@ struct Progress {
   nb::object window;        // a frozenset: the parameters that have gradients in this window
   double loss_scale = 1;    // that those are multiplied by
   bool waits = false;       // a call was suspended: no other begins before it has ended
+  // The program of a call that has done nothing, as the ranks' calls differ: they compare more
+  // before the next one. None: they do not.
+  nb::object differing = nb::none();
 };
 
 // Thread safety: one thread at a time, as the session.
@@ -109,7 +113,7 @@ class StepCall {
   nb::object program() const { return program_; }
 
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or
-  // for none.
+  // for none, or where the ranks' calls differ.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
     if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() ||
         !Continues(progress))
@@ -138,6 +142,10 @@ class StepCall {
       feed.drawn = {};
     }
     progress.waits = session_.runs().suspended();
+    if (!loss.ok() && session_.ranks().differs()) {
+      progress.differing = program_;
+      return {};
+    }
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.progress().updates != before) {  // with "fp16" an update may not happen
       for (const Tensor& count : updates_) *count.data<float>() += 1;
@@ -276,13 +284,14 @@ struct StepCalls {
   nb::list calls;  // of StepCall, the latest first
   Progress progress;
 
-  // The loss by one of the calls; null where none fits.
+  // The loss by one of the calls; null where none fits, or where the ranks' calls differ.
   nb::object Quick(nb::handle self, nb::handle args, nb::handle kwargs) {
     if (progress.waits) Raise(InvalidArgument("a step waits; resume() or drop() first"));
+    if (!progress.differing.is_none()) return {};
     const nb::list held = calls;  // which a call may change
     for (size_t i = 0; i < held.size(); ++i) {
       nb::object loss = nb::inst_ptr<StepCall>(held[i])->Run(self, args, kwargs, progress);
-      if (loss.is_valid()) return loss;
+      if (loss.is_valid() || !progress.differing.is_none()) return loss;
     }
     return {};
   }
@@ -306,11 +315,14 @@ struct StepCalls {
 
   static int Traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
-    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<StepCalls>(self)->calls.ptr());
+    if (!nb::inst_ready(self)) return 0;
+    Py_VISIT(nb::inst_ptr<StepCalls>(self)->calls.ptr());
+    Py_VISIT(nb::inst_ptr<StepCalls>(self)->progress.differing.ptr());
     return 0;
   }
   static int Clear(PyObject* self) {
     nb::inst_ptr<StepCalls>(self)->calls = nb::list();
+    nb::inst_ptr<StepCalls>(self)->progress.differing = nb::none();
     return 0;
   }
 };
@@ -364,6 +376,10 @@ void BindStepCall(nb::module_& m) {
       .def_prop_rw(
           "_waits", [](const StepCalls& s) { return s.progress.waits; },
           [](StepCalls& s, bool waits) { s.progress.waits = waits; })
+      .def_prop_rw(
+          "_differing", [](const StepCalls& s) { return s.progress.differing; },
+          [](StepCalls& s, nb::object program) { s.progress.differing = std::move(program); },
+          nb::for_setter(nb::arg("program").none()))
       .def("_quick", [](nb::handle self, nb::tuple args, nb::dict kwargs) {
         nb::object loss = nb::inst_ptr<StepCalls>(self)->Quick(self, args, kwargs);
         return loss.is_valid() ? loss : nb::none();

@@ -355,6 +355,13 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
                      return out;
                    })
       .def_prop_ro("shards", &ShardsOf)
+      .def("set_callers_facts",
+           [](TrainingSession& session, uint64_t hash, bool counts) {
+             session.ranks().set_callers_facts(hash, counts);
+           })
+      .def_prop_ro("ranks_differ",
+                   [](const TrainingSession& session) { return session.ranks().differs(); })
+      .def("step_facts", [](const TrainingSession& session) { return session.ranks().StepFacts(); })
       .def(
           "regroup",
           [](TrainingSession& session, std::shared_ptr<Communicator> ranks) {

@@ -180,6 +180,10 @@ std::vector<TrainingOption> MakeTable() {
             "Parts of an update's batch whose gradients are summed in one order on any number of "
             "ranks; 0: any order.",
             [](auto& o) -> auto& { return o.ranks.logical_shards; }),
+      Plain(
+          "broadcast_buffers", false,
+          "Running statistics are those of rank 0 after each step; False: each rank keeps its own.",
+          [](auto& o) -> auto& { return o.ranks.broadcast_buffers; }),
       Plain("join_ranks", false, "Ranks take the parameters of rank 0 when sessions are made.",
             [](auto& o) -> auto& { return o.ranks.join; }),
   };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -65,6 +66,7 @@ Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator*
   setup.ranks = communicator == nullptr ? 1 : communicator->size();
   setup.bucket_bytes = options.ranks.bucket_bytes;
   setup.logical_shards = options.ranks.logical_shards;
+  setup.broadcasts_buffers = options.ranks.broadcast_buffers;
   const Communicator* others = setup.has_others() ? communicator : nullptr;
   RETURN_IF_ERROR(CheckLogicalShards(options, setup, others));
   RETURN_IF_ERROR(CheckShard(options.ranks.shard, others));
@@ -104,47 +106,27 @@ RankGroup::RankGroup(const TrainingOptions& options, RankSetup setup, RunControl
   if (setup_.has_others()) state_rank_ = rank();
 }
 
-uint64_t RankGroup::Fingerprint(const Graph& update) const {
-  Hash hash;
-  for (const auto& node : parameters_.model().graph->nodes()) MixNode(hash, *node);
-  for (const auto& node : update.nodes()) {
-    if (node->phase() != Phase::kOptimizer) continue;
-    MixNode(hash, *node);
-    hash.Mix(node->inputs().size());
-  }
-  for (const std::string& name : options_.step.rank_parts) hash.Mix(name);
-  const ParameterSet& set = parameters_.set();
-  for (int i = 0; i < set.size(); ++i) {
-    const Tensor& tensor = set.tensor(i);
-    hash.Mix(set.name(i) + DTypeName(tensor.dtype()) + tensor.shape().ToString());
-  }
-  return hash.value();
-}
-
-Status RankGroup::Join(const Graph& update) {
-  const int64_t own[] = {static_cast<int64_t>(Fingerprint(update)),
+Status RankGroup::Join() {
+  const int64_t own[] = {static_cast<int64_t>(step_hash_),
                          parameters_.lost() ? -1 : progress_.updates, progress_.micro_steps,
                          state_rank_};
   constexpr size_t kWords = std::size(own);
   ASSIGN_OR_RETURN(const std::vector<int64_t> all, communicator_->Gather(own, Deadline()));
-  std::string strangers;
+  bool differs = false;
   size_t root = 0;
   std::vector<int64_t> updates, state_ranks;
   for (size_t r = 0; r < all.size() / kWords; ++r) {
     updates.push_back(all[r * kWords + 1]);
     state_ranks.push_back(all[r * kWords + 3]);
-    if (all[r * kWords] != all[0]) strangers += (strangers.empty() ? "" : ", ") + std::to_string(r);
+    differs |= all[r * kWords] != all[0];
     if (updates[r] > updates[root]) root = r;
   }
-  if (!strangers.empty()) {
-    return InvalidArgument(
-        "ranks train the same model with the same options, but the step of rank " + strangers +
-        " is another one than that of rank 0 (rank " + std::to_string(rank()) + " says so)");
-  }
+  if (differs) return Refusal("the ranks' steps differ", step_facts_);
   if (is_divided()) RETURN_IF_ERROR(CheckParts(updates, state_ranks));
   if (updates[root] < 0)
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
   RETURN_IF_ERROR(TakeParameters(static_cast<int>(root)));
+  RETURN_IF_ERROR(TakeFrozen(static_cast<int>(root)));
   state_rank_ = rank();
   progress_.updates = updates[root];
   progress_.micro_steps = all[root * kWords + 2];
@@ -210,6 +192,25 @@ Status RankGroup::TakeParameters(int root) {
   return status;
 }
 
+// Programs are made of frozen values: those that were others are made again.
+Status RankGroup::TakeFrozen(int root) {
+  Status status;
+  for (const std::string& name : parameters_.FrozenNames()) {
+    ASSIGN_OR_RETURN(const Tensor own, parameters_.Get(name));
+    ASSIGN_OR_RETURN(const Tensor copy, own.Clone());
+    ASSIGN_OR_RETURN(const Tensor there, OnExchangedDevice(copy));
+    auto work = communicator_->Start(
+        Collective::Broadcast(there.dtype(), there.raw(), there.elements(), root));
+    status = work.ok() ? (*work)->Wait(Deadline()) : work.status();
+    if (!status.ok()) break;
+    ASSIGN_OR_RETURN(const Tensor taken, ToHost(there, providers_->providers()));
+    if (std::memcmp(taken.raw(), own.raw(), own.bytes()) != 0)
+      RETURN_IF_ERROR(parameters_.SetOwn(name, taken));
+  }
+  if (!status.ok()) communicator_->Abort(status.message());
+  return status;
+}
+
 Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
   const int ranks = communicator == nullptr ? 1 : communicator->size();
   if (!options_.step.rank_parts.empty()) {
@@ -237,7 +238,8 @@ Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
   return {};
 }
 
-Status RankGroup::BeginStep(RunOptions& run) {
+Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const double> coefficients) {
+  differs_ = false;
   if (control_.rank_asked()) return Suspended("no step has begun: a rank was asked to suspend");
   if (control_.TakeSuspendAt() != INT_MAX)
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
@@ -250,17 +252,39 @@ Status RankGroup::BeginStep(RunOptions& run) {
   collectives_ = std::make_shared<RunCollectives>(*communicator_, timeout, control_.suspend_flag());
   collectives_->Share(progress_.loss_sum);
   if (control_.deadline() && Clock::now() >= *control_.deadline()) collectives_->RaiseFlag();
+  coefficients_.assign(coefficients.begin(), coefficients.end());
+  Hash rates;
+  rates.Mix(std::bit_cast<uint64_t>(progress_.learning_rate()));
+  rates.Mix(std::bit_cast<uint64_t>(progress_.loss_scale()));
+  for (const double value : coefficients) rates.Mix(std::bit_cast<uint64_t>(value));
+  // Where the caller decides when to update, ranks may accumulate other numbers of batches.
+  const int64_t micro_steps = progress_.micro_steps_to_update == 0 ? 0 : progress_.micro_steps;
+  const int64_t words[] = {0,
+                           static_cast<int64_t>(step_hash_),
+                           static_cast<int64_t>(callers_facts_),
+                           static_cast<int64_t>(rates.value()),
+                           compares_updates_ ? progress_.updates : 0,
+                           micro_steps,
+                           static_cast<int64_t>(HashOfSample())};
+  static_assert(std::size(words) == kComparedWords);
+  collectives_->Compare(words, is_update);
   run.collectives = collectives_;
   return {};
 }
 
-void RankGroup::EndStep(const RunResult& result) {
+void RankGroup::EndStep(RunResult& result) {
   const std::shared_ptr<RunCollectives> collectives = std::exchange(collectives_, nullptr);
   if (collectives == nullptr) return;  // a step of a checkpoint, which began alone
   if (collectives->flag_raised()) control_.set_rank_asked(true);
   // The losses of this update's other micro-steps: their mean over the ranks, too.
   if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / setup_.ranks;
   if (result.status.ok()) return;
+  if (collectives->differs()) {
+    differs_ = true;
+    if (options_.ranks.join) result.status = Refusal("the ranks' steps differ", StepFacts());
+    return;
+  }
+  if (result.refused_feeds()) return;  // the others wait for better ones
   // After Agree all ranks have the same gradients, and refuse them for the same reason.
   const bool refused = result.status.code() == StatusCode::kInvalidArgument;
   if (collectives->agreed() && refused) return;

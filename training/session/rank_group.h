@@ -3,11 +3,15 @@
 #ifndef CAESURA_TRAINING_SESSION_RANK_GROUP_H_
 #define CAESURA_TRAINING_SESSION_RANK_GROUP_H_
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/distributed/communicator.h"
+#include "core/distributed/rank_facts.h"
 #include "core/runtime/program.h"
 #include "training/session/run_control.h"
 #include "training/session/session_parameters.h"
@@ -18,6 +22,11 @@
 namespace caesura {
 
 class RunCollectives;  // core/distributed/run_collectives.h
+struct StepProgram;    // training/step/step_program.h
+
+// The words that ranks compare before an update. The first one is 0; a caller that sends others in
+// its place has something else to say.
+inline constexpr size_t kComparedWords = 7;
 
 // The setup of a session with these ranks (null: none), whatever options.ranks.communicator is.
 // Fails naming the option that does not go with the others, with the number of ranks or with the
@@ -41,21 +50,38 @@ class RankGroup {
   // The memory that this rank keeps is known before the first step. Activations are not among it.
   RankMemory Memory() const;
 
-  // All ranks call it. Refuses ranks with other programs (kInvalidArgument, on all of them), then
-  // takes the parameters, state and position of the rank that has done the most updates.
-  // `update`: the program of a step that updates.
-  Status Join(const Graph& update);
+  // The step that ranks compare from here on, one that updates. Its parameters are in the set.
+  void DescribeStep(const StepProgram& update);
+  // A hash of the facts that the caller of a session without `join` compares with the other ranks'.
+  // `counts`: the numbers of updates are among what must be alike.
+  void set_callers_facts(uint64_t hash, bool counts) {
+    callers_facts_ = hash;
+    compares_updates_ = counts;
+  }
+  // True if the last step has failed as the ranks' steps differ. It has changed nothing, and the
+  // communicator is of use.
+  bool differs() const { return differs_; }
+  // The facts of the last step, for a caller that tells what differs: `call` by its name, how the
+  // ranks exchange gradients, the counts, and hashes of all values.
+  RankFacts StepFacts(const std::string& call = "a step") const;
+
+  // All ranks call it. Refuses ranks with other steps (kInvalidArgument, on all of them), then
+  // takes the parameters, frozen ones, state and position of the rank that has done the most
+  // updates.
+  Status Join();
   // Takes other ranks, or none, in place of those before; Join comes next. Fails, with the group as
   // it was, where this rank has parts of parameters, state or sums that others then would lack.
   Status Replace(std::shared_ptr<Communicator> communicator);
 
-  // Gives a run of a step what it needs among the ranks. Fails, before anything has run, with
+  // Gives a run of a step what it needs among the ranks. One that updates is compared with the
+  // other ranks' beside its forward: the step, the rates and coefficients that it goes by, counts,
+  // and a part of all values, another one in each update. Fails, before anything has run, with
   // kSuspended where a rank was asked to suspend.
-  Status BeginStep(RunOptions& run);
+  Status BeginStep(RunOptions& run, bool is_update, std::span<const double> coefficients);
   // Has the run's part in what all ranks know: that one was asked to suspend, the losses of this
-  // update. Ends the communicator where a failed run leaves the other ranks waiting; marks the
-  // parameters as lost where others have done the step.
-  void EndStep(const RunResult& result);
+  // update, what differs among them. Ends the communicator where a failed run leaves the other
+  // ranks waiting; marks the parameters as lost where others have done the step.
+  void EndStep(RunResult& result);
 
   // Writes the checkpoint, of what is whole on each rank, to a file that any number of ranks reads.
   // If state is divided, all ranks call it: rank 0 gets all parts and writes the file, and all
@@ -71,10 +97,17 @@ class RankGroup {
   Clock::time_point Deadline() const {
     return Clock::now() + options_.ranks.timeout.value_or(communicator_->timeout());
   }
-  // A hash of all that ranks must have in common: the model's ops, the buckets, the update. Sizes
-  // of feeds may differ.
-  uint64_t Fingerprint(const Graph& update) const;
   Status TakeParameters(int root);
+  Status TakeFrozen(int root);
+  // --- rank_facts.cc ---
+  // The rates and coefficients of the next update.
+  RankFacts Rates() const;
+  // A hash of a part of all values, the same part on all ranks.
+  uint64_t HashOfSample() const;
+  // True for an entry of the set that is the same on all ranks.
+  bool IsShared(int i) const;
+  // Tells all ranks what differs, if anything does; all call it. `what`: that differ.
+  Status Refusal(const std::string& what, const RankFacts& own) const;
   // True for a parameter of StepOptions::rank_parts and for its state.
   bool IsRankPart(int parameter) const;
   // The tensor itself or a copy, in memory that the communicator exchanges.
@@ -82,6 +115,8 @@ class RankGroup {
   bool is_divided() const { return !parameters_.shards().empty(); }
   // True if sums of gradients are divided, too.
   bool has_divided_sums() const;
+  // Fails where another rank does not call Save.
+  Status MeetToSave() const;
   // Adds the state of all ranks to the checkpoint of rank 0, and writes its file there.
   Status SaveParts(Checkpoint checkpoint, const std::string& path) const;
   // Fails where a rank lacks its part of the state of the same update. Both by rank.
@@ -95,6 +130,13 @@ class RankGroup {
   SessionParameters& parameters_;
   TrainingProgress& progress_;
   const std::shared_ptr<const ProviderFallback> providers_;
+  RankFacts step_facts_;    // what DescribeStep was told
+  uint64_t step_hash_ = 0;  // of it
+  uint64_t callers_facts_ = 0;
+  bool compares_updates_ = true;
+  std::vector<double> coefficients_;               // of the step that runs
+  std::vector<std::pair<int, uint64_t>> sampled_;  // entries of the set, and hashes of their names
+  bool differs_ = false;
   int state_rank_ = -1;                          // the one whose parts of state these are
   std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
 };

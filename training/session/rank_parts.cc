@@ -24,6 +24,8 @@ void Copy(const Tensor& from, int64_t first, const Tensor& to, int64_t at, int64
   std::memcpy(At(to, at), At(from, first), static_cast<size_t>(count) * DTypeSize(from.dtype()));
 }
 
+constexpr int64_t kSaves = 2;  // the first of the words that ranks compare before they save
+
 const Tensor& TensorOf(const ParameterSet& set, const std::string& name) {
   return set.tensor(set.Find(name));
 }
@@ -97,6 +99,17 @@ Status RankGroup::Save(Checkpoint checkpoint, const std::string& path) const {
   return is_divided() ? SaveParts(std::move(checkpoint), path) : SaveCheckpoint(checkpoint, path);
 }
 
+Status RankGroup::MeetToSave() const {
+  if (!options_.ranks.join) return {};  // the caller does it
+  int64_t words[kComparedWords] = {kSaves};
+  const Result<std::vector<int64_t>> all = communicator_->Gather(words, Deadline());
+  if (!all.ok()) return all.status().WithPrefix("divided state: all ranks call Save: ");
+  for (size_t at = 0; at < all->size(); at += kComparedWords) {
+    if ((*all)[at] != kSaves) return Refusal("the ranks' calls differ", StepFacts("Save"));
+  }
+  return {};
+}
+
 Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) const {
   const ParameterSet& set = parameters_.set();
   const bool writes = rank() == 0;
@@ -105,6 +118,7 @@ Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) cons
                        "' is to be saved after an update; now gradients are accumulated, of which "
                        "each rank has parts");
   }
+  RETURN_IF_ERROR(MeetToSave());
   for (const ParameterShard& shard : parameters_.shards()) {
     for (size_t m = 0; writes && has_divided_sums() && m < shard.members.size(); ++m) {
       const Tensor& like = TensorOf(set, shard.members[m]);

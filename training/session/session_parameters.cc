@@ -124,6 +124,12 @@ Status SessionParameters::Set(const std::string& name, const Tensor& value) {
   return {};
 }
 
+Status SessionParameters::SetOwn(const std::string& name, const Tensor& value) {
+  RETURN_IF_ERROR(Set(name, value));
+  replaced_.erase(name);
+  return {};
+}
+
 Status SessionParameters::Bind(const std::string& name, Tensor value) {
   RETURN_IF_ERROR(CheckNoStepWaits());
   RETURN_IF_ERROR(CheckNotDivided(name));

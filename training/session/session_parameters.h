@@ -48,6 +48,8 @@ class SessionParameters {
   // model: then the programs are made again before the next run, since what followed from the old
   // value may be in them. Fails while a step waits.
   Status Set(const std::string& name, const Tensor& value);
+  // Set of a frozen value, which from here on is the model's own: files do not keep it.
+  Status SetOwn(const std::string& name, const Tensor& value);
   // From here on the parameter, statistic or optimizer state *is* `value` (same dtype and shape):
   // steps write to it, and its owner may write to it between calls. Models that were exported or
   // cloned before keep what they had. Where the parameters are on a device, all of them come to the

@@ -62,6 +62,14 @@ std::string StepRuns::WayBack() const {
                    : "Regroup, or Restore a checkpoint first";
 }
 
+// What to do after another rank was lost.
+std::string StepRuns::NextOfRanks() const {
+  const bool is_whole = parameters_.shards().empty() && options_.step.rank_parts.empty();
+  return is_whole
+             ? "Regroup the ranks that are left, or start all ranks again from a checkpoint"
+             : "Start all ranks again from a checkpoint: each has its own part of what is trained";
+}
+
 // "the step is lost, parameters may be half updated ('w0', 'b0' and 3 more): "; among ranks with
 // the way back.
 std::string StepRuns::DescribeLoss() const {

@@ -150,6 +150,7 @@ Result<std::unique_ptr<Program>> StepRuns::MakeStep(const Model& model, bool is_
                    BuildStepProgram(model, trainable_, options_.step, is_update, ranks_.setup()));
   RETURN_IF_ERROR(ops_->MakeInstances(*program.graph));
   RETURN_IF_ERROR(parameters_.Share(program));
+  if (is_update && ranks_.setup().has_others()) ranks_.DescribeStep(program);
   return Prepare(std::move(program), parameters_.set(), is_update ? cpu_fallback_.get() : nullptr);
 }
 
@@ -254,7 +255,11 @@ Result<double> StepRuns::Step(bool is_update, const NamedValues& feeds,
     run.seed = *progress_.next_seed;
     run.step = 0;
   }
-  if (ranks_.setup().has_others()) RETURN_IF_ERROR(ranks_.BeginStep(run));
+  if (ranks_.setup().has_others()) {
+    const bool is_fed = !options_.step.fed_coefficients.empty();
+    RETURN_IF_ERROR(
+        ranks_.BeginStep(run, is_update, is_fed ? coefficients() : std::span<double>()));
+  }
   run.observers = std::move(observers);
   Request step{is_update,
                feeds,
@@ -316,8 +321,11 @@ Result<double> StepRuns::EndRun(bool is_update, RunResult result) {
   if (result.left_parameters_changed())
     parameters_.set_lost(std::move(result.parameters.inconsistent));
   if (ranks_.setup().has_others()) ranks_.EndStep(result);
-  if (!result.status.ok())
-    return parameters_.lost() ? result.status.WithPrefix(DescribeLoss()) : result.status;
+  if (!result.status.ok()) {
+    if (parameters_.lost()) return result.status.WithPrefix(DescribeLoss());
+    if (result.status.code() != StatusCode::kRankFailure) return result.status;
+    return RankFailure(result.status.message() + "; nothing has changed here. " + NextOfRanks());
+  }
   // The step has committed. Only EndMicroStep can fail, after an update that was skipped.
   parameters_.ForRun().TouchAll();
   const double loss = ScalarOf(result.values.front());

@@ -132,6 +132,7 @@ class StepRuns {
   // --- step_failures.cc: the answers to steps that fail (FailurePolicy) ---
   std::string DescribeLoss() const;
   std::string WayBack() const;
+  std::string NextOfRanks() const;
   // Gives a step that has failed another result, where it is done again. True: it is skipped.
   bool AnswerFailure(const Request& request, RunResult& result);
   RunResult RunAgain(const Request& request, const Status& cause);

@@ -68,8 +68,13 @@ struct RankOptions {
   // A rank waits for the others of a step so long; then it fails with kRankFailure. Nothing: the
   // communicator's own time-out.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  // False: the parameters are those of rank 0 already, and other ranks may not make this session.
+  // False: the caller has the parameters of rank 0 taken, and other ranks may not make this
+  // session. Steps then compare what the caller compares (RankGroup::set_callers_facts) in place of
+  // the model and the options.
   bool join = true;
+  // Running statistics (batch norm) are those of rank 0 after each step. False: each rank keeps its
+  // own, from its own batches.
+  bool broadcast_buffers = true;
   // Gradients are summed over the ranks in buckets that are closed at this many bytes (1 or more,
   // the same on all ranks), each while the backward goes on.
   int64_t bucket_bytes = int64_t{4} << 20;

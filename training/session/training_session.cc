@@ -85,7 +85,7 @@ Status TrainingSession::Prepare(Model model) {
                                      *progress_, *ranks_, fallback_);
   RETURN_IF_ERROR(runs_->MakePrograms());
   const bool joins = ranks_->setup().has_others() && options_.ranks.join;
-  return joins ? ranks_->Join(runs_->step_graph()) : Status();
+  return joins ? ranks_->Join() : Status();
 }
 
 Result<double> TrainingSession::Step(const NamedValues& feeds,
@@ -124,7 +124,7 @@ Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
   const bool has_others = ranks_->setup().has_others();
   if (had_others != has_others) RETURN_IF_ERROR(runs_->MakePrograms());
-  if (has_others) RETURN_IF_ERROR(ranks_->Join(runs_->step_graph()));
+  if (has_others) RETURN_IF_ERROR(ranks_->Join());
   else if (parameters_->lost())
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
   parameters_->set_lost(std::nullopt);

@@ -135,6 +135,7 @@ class TrainingSession {
   const RunControl& control() const { return *control_; }
   // The other ranks: for the library's own sources, as its header is not installed.
   const RankGroup& ranks() const { return *ranks_; }
+  RankGroup& ranks() { return *ranks_; }
   // The providers, and what became of one that has failed.
   ProviderFallback& fallback() { return *fallback_; }
   const ProviderFallback& fallback() const { return *fallback_; }

@@ -80,25 +80,27 @@ std::vector<std::vector<int>> CollectiveWriter::Buckets(const std::vector<Value*
   return buckets;
 }
 
-std::vector<std::vector<Value**>> CollectiveWriter::BucketsByDType(
-    const std::vector<Value**>& values, int64_t bucket_bytes) const {
+std::vector<std::vector<int>> CollectiveWriter::BucketsByDType(const std::vector<Value**>& values,
+                                                               int64_t bucket_bytes) const {
   std::vector<Value*> current;
   std::vector<int> kinds;
   for (Value** value : values) {
     current.push_back(*value);
     kinds.push_back(static_cast<int>((*value)->dtype()));
   }
-  std::vector<std::vector<Value**>> buckets;
-  for (const auto& indices : Buckets(current, kinds, bucket_bytes)) {
-    buckets.emplace_back();
-    for (const int i : indices) buckets.back().push_back(values[i]);
-  }
-  return buckets;
+  return Buckets(current, kinds, bucket_bytes);
 }
 
-void CollectiveWriter::AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes) {
+std::vector<std::vector<int>> CollectiveWriter::AllReduce(const std::vector<Value**>& values,
+                                                          int64_t bucket_bytes) {
   for (Value* const* value : values) assert(IsDifferentiable((*value)->dtype()));
-  for (const auto& bucket : BucketsByDType(values, bucket_bytes)) Exchange("all_reduce", bucket);
+  const auto buckets = BucketsByDType(values, bucket_bytes);
+  for (const std::vector<int>& indices : buckets) {
+    std::vector<Value**> bucket;
+    for (const int i : indices) bucket.push_back(values[i]);
+    Exchange("all_reduce", bucket);
+  }
+  return buckets;
 }
 
 Node* CollectiveWriter::StartBlock(const char* op_type, const std::vector<Value*>& bucket,
@@ -114,16 +116,16 @@ Node* CollectiveWriter::StartBlock(const char* op_type, const std::vector<Value*
   return start;
 }
 
-void CollectiveWriter::OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes,
-                                  int ranks) {
+std::vector<std::vector<int>> CollectiveWriter::OrderedSum(const std::vector<Value**>& values,
+                                                           int64_t bucket_bytes, int ranks) {
   const auto buckets = BucketsByDType(values, bucket_bytes);
   std::vector<const Node*> starts;
   for (const auto& bucket : buckets) {
     std::vector<Value*> inputs;
     std::vector<int64_t> elements;
-    for (Value** value : bucket) {
-      inputs.push_back(*value);
-      elements.push_back(BytesOf(**value) / static_cast<int64_t>(DTypeSize((*value)->dtype())));
+    for (const int i : bucket) {
+      const Value& value = *inputs.emplace_back(*values[i]);
+      elements.push_back(BytesOf(value) / static_cast<int64_t>(DTypeSize(value.dtype())));
     }
     const BucketLayout layout(std::move(elements), inputs.front()->dtype(), ranks);
     starts.push_back(StartBlock("OrderedSumStart", inputs, layout, layout.all()));
@@ -137,11 +139,13 @@ void CollectiveWriter::OrderedSum(const std::vector<Value**>& values, int64_t bu
                            count + 1);
     wait->output(count)->set_type(starts[b]->output(0)->type());
     for (int i = 0; i < count; ++i) {
-      wait->output(i)->set_type((*buckets[b][i])->type());
-      *buckets[b][i] = wait->output(i);
+      Value*& value = *values[buckets[b][i]];
+      wait->output(i)->set_type(value->type());
+      value = wait->output(i);
       awaited_.push_back(wait->output(i));
     }
   }
+  return buckets;
 }
 
 std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vector<Value*>>& buckets,

@@ -51,12 +51,13 @@ class CollectiveWriter {
   // other. A bucket is closed once it has `bucket_bytes`. REQUIRES: tensors of known shapes.
   std::vector<std::vector<int>> Buckets(const std::vector<Value*>& values,
                                         const std::vector<int>& kinds, int64_t bucket_bytes) const;
-  // Replaces the values by their sums over all ranks, in buckets of one dtype. REQUIRES: float
-  // tensors of known shapes.
-  void AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
+  // Replaces the values by their sums over all ranks, in buckets of one dtype. Returns the buckets,
+  // as indices of the values. REQUIRES: float tensors of known shapes.
+  std::vector<std::vector<int>> AllReduce(const std::vector<Value**>& values, int64_t bucket_bytes);
   // Replaces the values by their sums over all ranks as AllReduce does, in a fixed order among
   // `ranks` ranks, a binary tree.
-  void OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes, int ranks);
+  std::vector<std::vector<int>> OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes,
+                                           int ranks);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
   // Each rank's parts of the buckets' sums. One bucket is exchanged while the next one is filled.
@@ -77,9 +78,9 @@ class CollectiveWriter {
   Value* AgreedAtLast(Value* value);
 
  private:
-  // The values in buckets of one dtype.
-  std::vector<std::vector<Value**>> BucketsByDType(const std::vector<Value**>& values,
-                                                   int64_t bucket_bytes) const;
+  // Indices of the values in buckets of one dtype.
+  std::vector<std::vector<int>> BucketsByDType(const std::vector<Value**>& values,
+                                               int64_t bucket_bytes) const;
   void Exchange(const char* kind, const std::vector<Value**>& bucket);
   // A node whose outputs are one tensor of `first` elements, then the bucket's block.
   Node* StartBlock(const char* op_type, const std::vector<Value*>& bucket,

@@ -22,6 +22,8 @@ struct RankSetup {
   // With divides_state: each micro-step sums its gradients over the ranks, and each rank
   // accumulates its parts only.
   bool divides_sums = false;
+  // Running statistics are those of rank 0 after each step; otherwise each rank's own.
+  bool broadcasts_buffers = true;
   // The micro-batches of an update on all ranks together, whose gradients are summed in an order
   // that is the same at any number of ranks. 0: any order.
   int logical_shards = 0;

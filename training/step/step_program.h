@@ -46,6 +46,9 @@ struct StepProgram {
   // state ("optimizer.exp_avg.NAME"). Those of a program that only accumulates are the first ones
   // of the program that updates.
   std::vector<std::string> parameters;
+  // With other ranks, the gradients of each bucket that they sum, by the names of their parameters
+  // and in its order; "loss" is one of them. Those of divided state are in `shards`.
+  std::vector<std::vector<std::string>> buckets;
   std::vector<ParameterShard> shards;  // where optimizer state is divided among ranks
   int trained = 0;                     // how many of them are trained parameters
   int statistics = 0;                  // and running statistics

@@ -107,6 +107,7 @@ void UpdateWriter::DivideBy(Value* count) {
 void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Value**>& totals,
                           std::vector<Value*>& statistics) {
   std::vector<Value**> summed = totals, left;
+  std::vector<std::string> names(totals.size(), "loss");  // of `summed`
   std::vector<DType> own;
   for (int i = 0; i < program_.trained; ++i) {
     gradients[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
@@ -117,15 +118,25 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
     }
     if (options_.exchange_dtype != DType::kUndefined)
       gradients[i] = As(gradients[i], options_.exchange_dtype);
-    if (!setup_.divides_state) summed.push_back(&gradients[i]);
+    if (setup_.divides_state) continue;
+    summed.push_back(&gradients[i]);
+    names.push_back(program_.parameters[i]);
   }
+  const auto keep = [&](const std::vector<std::vector<int>>& buckets) {
+    for (const std::vector<int>& indices : buckets) {
+      program_.buckets.emplace_back();
+      for (const int i : indices) program_.buckets.back().push_back(names[i]);
+    }
+  };
   if (setup_.is_ordered()) {
-    collectives_.OrderedSum(summed, setup_.bucket_bytes, setup_.ranks);
+    keep(collectives_.OrderedSum(summed, setup_.bucket_bytes, setup_.ranks));
     return;
   }
   rank_share_ = graph_.AddInput(kRankShareInput, ValueType::Tensor(DType::kFloat64, Shape{}));
-  for (Value*& statistic : statistics) left.push_back(&statistic);
-  collectives_.AllReduce(summed, setup_.bucket_bytes);
+  for (Value*& statistic : statistics) {
+    if (setup_.broadcasts_buffers) left.push_back(&statistic);
+  }
+  keep(collectives_.AllReduce(summed, setup_.bucket_bytes));
   if (setup_.divides_state && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   for (int i = 0; i < program_.trained; ++i) {

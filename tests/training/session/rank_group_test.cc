@@ -50,13 +50,14 @@ struct Parts {
     program =
         BuildStepProgram(model, {"w"}, options.step, /*with_update=*/true, ranks.setup()).value();
     EXPECT_TRUE(parameters.Share(program).ok());
+    if (ranks.setup().has_others()) ranks.DescribeStep(program);
     const auto own = static_cast<float>(1 + ranks.rank());
     EXPECT_TRUE(parameters.Set("w", Tensor::Of<float>({2, 2}, {own, own, own, own})).ok());
   }
   RankSetup SetupOf(const TrainingOptions& of) const {
     return SetUpRanks(of, of.ranks.communicator.get(), providers->providers()).value();
   }
-  Status Join() { return ranks.Join(*program.graph); }
+  Status Join() { return ranks.Join(); }
   float Weight() const { return parameters.Get("w")->data<float>()[0]; }
 
   TrainingOptions options;
@@ -153,7 +154,8 @@ TEST(RankGroupTest, RanksWithAnotherStepAreRefusedByAll) {
     TrainingOptions options = OptionsOf(&c);
     if (c.rank() == 1) options.step.optimizer = Sgd{};
     Parts parts(std::move(options));
-    EXPECT_THAT(parts.Join().message(), HasSubstr("the step of rank 1 is another one"));
+    EXPECT_THAT(parts.Join().message(),
+                HasSubstr("the optimizer is AdamWUpdate on rank 0, SgdUpdate on rank 1"));
   });
 }
 
@@ -194,22 +196,25 @@ TEST(RankGroupTest, AStepTellsAllRanksThatOneWasAskedToSuspend) {
     if (c.rank() == 1) parts.control.set_suspend(true);
     RunOptions run;
     run.seed = 0;
-    ASSERT_TRUE(parts.ranks.BeginStep(run).ok());
+    ASSERT_TRUE(parts.ranks.BeginStep(run, true, {}).ok());
     EXPECT_EQ(*run.seed == 0, c.rank() == 0);  // each rank draws its own numbers
     ASSERT_TRUE(run.collectives->Agree().ok());
-    parts.ranks.EndStep(RunResult());
-    EXPECT_EQ(parts.ranks.BeginStep(run).code(), StatusCode::kSuspended);
+    RunResult ended;
+    parts.ranks.EndStep(ended);
+    EXPECT_EQ(parts.ranks.BeginStep(run, true, {}).code(), StatusCode::kSuspended);
   });
 }
 
 TEST(RankGroupTest, AStepThatOthersHaveDoneIsLost) {
   RunRanks(2, [](Communicator& c) {
     Parts parts(OptionsOf(&c));
+    ASSERT_TRUE(parts.Join().ok());
     RunOptions run;
-    ASSERT_TRUE(parts.ranks.BeginStep(run).ok());
+    ASSERT_TRUE(parts.ranks.BeginStep(run, true, {}).ok());
     ASSERT_TRUE(run.collectives->Agree().ok());
     run.collectives.reset();
-    parts.ranks.EndStep({.status = c.rank() == 0 ? OutOfMemory("planted") : Status()});
+    RunResult ended{.status = c.rank() == 0 ? OutOfMemory("planted") : Status()};
+    parts.ranks.EndStep(ended);
     EXPECT_EQ(parts.parameters.lost().has_value(), c.rank() == 0);
   });
 }

@@ -119,7 +119,74 @@ TEST(Ranks, WithOtherProgramsAreRefused) {
     real.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
     const auto session = TrainingSession::Create(std::move(real.model), real.options);
     ASSERT_FALSE(session.ok());
-    EXPECT_THAT(session.status().message(), HasSubstr("the step of rank 2 is another one"));
+    EXPECT_THAT(session.status().message(), HasSubstr("clip_norm is 0 on rank 0, 1 on rank 2"));
+  });
+}
+
+// A step that differs from the others' is refused by all ranks before anything is summed; they go
+// on once it does not.
+void ExpectRefusedAndResumed(const std::function<void(TrainingOptions&)>& edit,
+                             const std::function<void(TrainingSession&)>& spoil,
+                             const std::function<void(TrainingSession&)>& mend,
+                             const std::string& words) {
+  const RealModel real = Mlp();
+  RunRanks(2, [&](Communicator& c) {
+    const auto session = RankSession(real, c, edit);
+    ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
+    if (c.rank() == 1) spoil(*session);
+    const Values before = ParametersOf(*session);
+    const Status status = session->Step(PartOf(kModels[0].batch(2), c)).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr(words));
+    EXPECT_TRUE(SameBits(ParametersOf(*session), before));
+    EXPECT_EQ(session->progress().micro_steps, 1);
+    if (c.rank() == 1) mend(*session);
+    for (uint32_t seed = 2; seed < 4; ++seed) {
+      const auto loss = session->Step(PartOf(kModels[0].batch(seed), c));
+      ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+    }
+  });
+}
+
+TEST(Ranks, WhoseStepsDifferAreRefusedAndGoOn) {
+  const auto late = [](TrainingOptions&) {};
+  const auto early = [](TrainingOptions& o) { o.step.commit = CommitMode::kEagerConsume; };
+  const auto slower = [](TrainingSession& s) { s.runs().set_learning_rate(0.25); };
+  const double rate = LearningRate(Mlp().options.step.optimizer);
+  const auto as_before = [rate](TrainingSession& s) { s.runs().set_learning_rate(rate); };
+  for (const auto& edit :
+       {std::function<void(TrainingOptions&)>(late), std::function<void(TrainingOptions&)>(early)})
+    ExpectRefusedAndResumed(edit, slower, as_before, ", 0.25 on rank 1");
+  const auto scale = [](float by) {
+    return [by](TrainingSession& s) {
+      Tensor weight = s.parameters().Get("w0").value().Clone().value();
+      for (int64_t i = 0; i < weight.elements(); ++i) weight.data<float>()[i] *= by;
+      ASSERT_TRUE(s.parameters().Set("w0", weight).ok());
+    };
+  };
+  const auto further = [](int64_t by) {
+    return [by](TrainingSession& s) { s.progress().updates += by; };
+  };
+  ExpectRefusedAndResumed(late, further(3), further(-3), "the number of updates is 1 on rank 0, 4");
+  ExpectRefusedAndResumed(late, scale(2), scale(0.5), "the hash of the values of 'w0' is ");
+}
+
+TEST(Ranks, BeginWithTheFrozenParametersOfRankZero) {
+  RealModel real = Mlp();
+  real.options.step.frozen = {"w0"};
+  RunRanks(2, [&](Communicator& c) {
+    RealModel own = real.Clone();
+    Tensor weight = *own.model.graph->Initializer(own.model.graph->FindValue("w0"));
+    const std::vector<float> want = weight.ToVector<float>();
+    if (c.rank() == 1) {
+      Tensor zeros = Tensor::Zeros(weight.dtype(), weight.shape());
+      own.model.graph->SetInitializer(own.model.graph->FindValue("w0"), std::move(zeros));
+    }
+    const auto session = RankSession(own, c);
+    EXPECT_EQ(session->parameters().Get("w0").value().ToVector<float>(), want);
+    const auto loss = session->Step(PartOf(kModels[0].batch(1), c));
+    ASSERT_TRUE(loss.ok()) << loss.status().ToString();
+    EXPECT_GT(*loss, 0);
   });
 }
 

@@ -38,6 +38,8 @@ class Ranks:
             order. Each part is given to one call of step(), of a TrainingSession. Any number N of ranks then trains to
             the same bits, dropout included: rank r gives parts r * logical_shards / N and on, in their order, and the
             last one's step() updates. A multiple of N, by a power of two.
+        broadcast_buffers: Buffers are those of rank 0: all of them at the start, running statistics after each step. False: each
+            rank keeps its own.
 
     Raises:
         ValueError: an option is not as it should be.
@@ -55,6 +57,7 @@ class Ranks:
     exchange_dtype: Optional[Literal["bf16"]] = None
     bucket_bytes: int = 4 << 20
     logical_shards: int = 0
+    broadcast_buffers: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.group, str) and self.group != "alone":

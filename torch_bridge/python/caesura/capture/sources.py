@@ -36,6 +36,18 @@ def tensors_of(module) -> dict:
     return dict(module.named_buffers()) | dict(module.named_parameters())
 
 
+def tensors_of_step(module, loss_fn, optimizer) -> dict:
+    """The tensors of a step: the module's, then those that only the loss or the optimizer has."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    ids = set(map(id, found.values()))
+    if isinstance(loss_fn, torch.nn.Module):
+        of_loss = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
+        found |= {f"loss_fn.{name}": tensor for name, tensor in of_loss.items() if id(tensor) not in ids}
+        ids.update(map(id, of_loss.values()))
+    others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids) if optimizer is not None else ()
+    return found | {f"parameter_{i}": p for i, p in enumerate(others)}
+
+
 def named(module) -> dict:
     """The names of the module's parameters and buffers, by id."""
     return {id(tensor): name for name, tensor in tensors_of(module).items()}

@@ -23,9 +23,9 @@ from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
-from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, unplaced
-from caesura.errors import StepRefused
-from caesura.frontends.export import Exported, tensors_by_name
+from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, tensors_of_step, unplaced
+from caesura.errors import Error, StepRefused
+from caesura.frontends.export import Exported
 from caesura.frontends.measured import Measured
 from caesura.frontends.ranked import Ranked
 from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
@@ -49,7 +49,7 @@ from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
-from caesura.runtime.step_ranks import StepRanks
+from caesura.runtime.step_ranks import Differs, StepRanks
 from caesura.typing import Precision
 
 
@@ -142,6 +142,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         print(float(loss), step.updates, step.memory)
     """
 
+    _differing: Any  # of the extension: the program of a call that was not done, as the ranks' calls differ
     _quick: Callable[[tuple[Any, ...], dict[str, Any]], Optional[torch.Tensor]]  # of the extension
 
     def __init__(self, module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
@@ -180,7 +181,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     def _describe(self, changing: Any = None) -> None:
         self._calls = []
-        self._names = {id(tensor): name for name, tensor in tensors_by_name(self.module, self.loss_fn, self.optimizer).items()}
+        self._names = {id(tensor): name for name, tensor in tensors_of_step(self.module, self.loss_fn, self.optimizer).items()}
         try:
             recipe = describe_optimizer(self.optimizer, self._names, self._gradients, clip_norm=self.clip_norm,
                                         accumulation_steps=self.accumulation_steps, changing=changing)
@@ -322,7 +323,11 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     def _first(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Runs a call that matches none of `_calls`."""
-        self._ranks.join(self._programs)
+        self._ranks.find(self._programs, self.optimizer, isinstance(self._recipe, Recipe))
+        loss: torch.Tensor = self._ranks.call(self, lambda: self._run_first(args, kwargs))
+        return loss
+
+    def _run_first(self, args: Any, kwargs: Any) -> torch.Tensor:
         self._check_optimizer()
         refuse_hooks(self)
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"] if not p.is_contiguous()):
@@ -336,6 +341,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             if loss is not None:
                 self._detours.add(UNLIKE, len(self._programs) > before, self.micro_steps)
                 return loss
+            if self._differing is not None:
+                raise Differs
         self._inputs = (args, kwargs)
         try:
             ran: torch.Tensor = self._run(*args, **kwargs)
@@ -373,6 +380,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             program, (traced, text, model, bound, places) = StepProgram(self), found
             try:
                 program.open(model, [(name, None, value) for name, value in bound])
+            except Error:  # the file is as good as before
+                raise
             except (ValueError, RuntimeError) as error:
                 disk.discard(text, error)
                 return False
@@ -380,6 +389,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             self._programs.append(program)
             self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
+        self._ranks.admit(program)
         if not self._join_window(program):
             return False
         try:

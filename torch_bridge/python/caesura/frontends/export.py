@@ -11,23 +11,12 @@ import onnx
 import torch
 
 from caesura import _core
+from caesura.capture.sources import tensors_of_step
 from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import Captured, as_real, calls_pytorch
 from caesura.typing import Path
 
 _METADATA = "caesura.step"
-
-
-def tensors_by_name(module: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    """The tensors of a step: the module's, then those that only the loss or the optimizer has."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    ids = set(map(id, found.values()))
-    if isinstance(loss_fn, torch.nn.Module):
-        of_loss = {**dict(loss_fn.named_parameters()), **dict(loss_fn.named_buffers())}
-        found |= {f"loss_fn.{name}": tensor for name, tensor in of_loss.items() if id(tensor) not in ids}
-        ids.update(map(id, of_loss.values()))
-    others = (p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids) if optimizer is not None else ()
-    return found | {f"parameter_{i}": p for i, p in enumerate(others)}
 
 
 class Exported:
@@ -135,7 +124,7 @@ def load(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer
     """
     from safetensors import safe_open
 
-    own = tensors_by_name(module, loss_fn, optimizer)
+    own = tensors_of_step(module, loss_fn, optimizer)
     names = {id(tensor): name for name, tensor in own.items()}
     own = {name: as_real(tensor) for name, tensor in own.items()}
     writes, problems = [], []

@@ -44,4 +44,4 @@ class Ranked:
             if torch.distributed.get_rank() == 0:
                 torch.save(optimizer.state_dict(), "optimizer.pt")
         """
-        self._ranks.gather_state(self.optimizer)
+        self._ranks.gather_state(self)

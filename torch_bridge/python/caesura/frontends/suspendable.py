@@ -14,6 +14,7 @@ from caesura import _core
 from caesura.errors import Suspended
 from caesura.runtime.optimizers import Recipe
 from caesura.runtime.step_program import Captured, StepProgram
+from caesura.runtime.step_ranks import StepRanks
 from caesura.typing import Path, Properties
 
 _FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
@@ -34,6 +35,7 @@ class Suspendable(_core.StepCalls):
     _waits: bool
     _programs: list[StepProgram]  # of CompiledStep, as all that follows
     _recipe: Any  # a Recipe, or Stepping
+    _ranks: StepRanks
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
     accumulation_steps: int
@@ -191,6 +193,8 @@ class Suspendable(_core.StepCalls):
         if not isinstance(self._recipe, Recipe):
             raise ValueError(f"{type(self.optimizer).__name__} is not part of the step: save the module's and the optimizer's "
                              "state_dict(), between calls")
+        if self._ranks.shards.is_divided:
+            self._ranks.meet(self, "save()")
         program = self._waiting() if self._waits else opened[-1]
         names = {id(p): name for name, _, p in program.bound}
         for other in opened:

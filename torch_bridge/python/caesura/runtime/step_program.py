@@ -52,6 +52,7 @@ class StepProgram:
     is_parallel = False  # it computes with DTensors, or exchanges values with other ranks
     rank_parts = ()  # the names of the parameters of which this rank has its own part
     dtype = torch.float32  # of the loss
+    meeting = None  # of the step's ranks, since which the session compares what it is told
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
@@ -79,18 +80,10 @@ class StepProgram:
         self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
         if self.gpu:  # the module's tensors stay there, whatever happens: a failure is the caller's to see
             self.session.disable_fallback()
-            if among["communicator"] is not None and among["join_ranks"]:
-                self._take_joined()
-        self._watch = None
+        self._watch = self.meeting = None
         owner._prepare(self)
         self.rebind()
         self.random = any(map(draws_in_run, with_bodies(forward.graph.node)))
-
-    @torch.no_grad()
-    def _take_joined(self):
-        """Copies the parameters and buffers of rank 0, which the session has, to the module's own tensors."""
-        for name, _, value in self.bound:
-            as_real(value).copy_(self.session.parameter(name).to_torch())
 
     def model(self):
         """The forward as an ONNX model with the module's parameters and buffers as they are now."""
@@ -202,6 +195,7 @@ class CapturedStep(StepProgram):
         self.counted = [(values[position], count) for position, count in self.counters]
         if owner._capturing:
             raise Captured(self, values)
+        owner._ranks.admit(self)
         if self.leaves_results:
             owner._refuse_to_begin()
         if not owner._join_window(self):
@@ -221,6 +215,9 @@ class CapturedStep(StepProgram):
             self.gpu.wait_for_torch()
         try:
             loss = session.step(feeds)
+        except ValueError:
+            owner._ranks.differed(self)
+            raise
         finally:
             owner._waits = session.suspended
         if self.gpu:

@@ -1,16 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of a compiled step."""
 
+import json
+import logging
+
 import torch
 
-from caesura.errors import StepRefused
+from caesura import _core
+from caesura.capture.sources import tensors_of_step
+from caesura.errors import RankFailure, StepRefused
 from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
-from caesura.rewrites.dtensors import is_dtensor
+from caesura.rewrites.dtensors import held, is_dtensor
+from caesura.runtime.gpu import CPU, open_gpu
+from caesura.runtime.rank_facts import facts_of, hash_of, rates_of
 from caesura.runtime.step_shards import StepShards
+
+_TRIES = 4  # of one call whose ranks differ in what they cannot tell
+_MEETS = 1  # the first word of ranks that compare all their facts; a step's is 0
+_ALIKE = "Nothing has changed: make them alike and call again. A new step takes all values from rank 0"
+
+
+class Differs(Exception):
+    """Ends a call, which has done nothing, so that all ranks compare their facts and call again."""
 
 
 class StepRanks:
-    """The ranks that a compiled step trains with, from its first call on."""
+    """The ranks that a compiled step trains with, from its first call on.
+
+    Before the first call all ranks compare their facts, and take the tensors of rank 0. From then on each update compares
+    hashes of them (training/session/rank_facts.cc). Where those differ, or a program comes with tensors that were not
+    taken, nothing is done: all ranks compare their facts again, take what is missing and begin anew, or refuse the call.
+    """
 
     def __init__(self, module, ranks: Ranks):
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
@@ -18,18 +38,23 @@ class StepRanks:
                               "holds (its .module)")
         self._group, self._has_others = ranks.group, False
         self._communicators = {}  # by the device whose memory is exchanged
-        self._has_joined = False
+        self._is_settled = False  # since all facts were compared last, nothing has differed
+        self._taken, self._host = set(), None  # the names of tensors that the ranks have joined; the group that did
+        self._meetings = 0
         self.shards = StepShards(ranks.shard)
-        self._options = {"mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes}
+        self._options = {"mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes,
+                         "broadcast_buffers": ranks.broadcast_buffers}
         self._has_parts = False
 
-    def join(self, programs):
-        """Finds the other ranks, which may have come after compile_step()."""
+    def find(self, programs, optimizer, is_written):
+        """Finds the other ranks, which may have come after compile_step(). is_written: the optimizer is part of the step."""
         if self._has_others:
             return
         self._has_others = has_other_ranks(self._group)
         if self._has_others and any(p.session is not None for p in programs):
             raise StepRefused("the process group was initialised after this step's first call: make the step again")
+        if self._has_others and not is_written:
+            self.refuse_optimizer(optimizer)
 
     def refuse_optimizer(self, optimizer):
         """Refuses an optimizer that PyTorch steps: the gradients that it would read are those of this rank."""
@@ -110,31 +135,182 @@ class StepRanks:
         group = host_group(group)
         calls = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(group.size())]
         torch.distributed.all_gather(calls, torch.tensor(step.micro_steps, device="cpu"), group=group)
-        root = torch.distributed.get_global_rank(group, int(torch.stack(calls).argmax()))
-        state = [value for p in step.optimizer.state.values() for value in p.values() if isinstance(value, torch.Tensor)]
-        with torch.no_grad():
-            for tensor in (*step.module.parameters(), *step.module.buffers(), *state):
-                here = tensor.detach().cpu()
-                torch.distributed.broadcast(here, root, group=group)
-                if tensor.device.type != "cpu":
-                    tensor.copy_(here)
+        tensors = self._shared(step)
+        self._take(step, tensors, list(tensors), group, int(torch.stack(calls).argmax()))
         step.micro_steps = int(max(calls)) // step.accumulation_steps * step.accumulation_steps
-        self._group, self._has_others, self._communicators, self._has_joined = group, group.size() > 1, {}, True
+        self._group = self._host = group
+        self._has_others, self._communicators, self._is_settled = group.size() > 1, {}, False
 
-    def arguments(self, device: torch.device, gpu) -> dict:
-        """Returns what a session of the step is opened with. Only the first one takes the parameters of rank 0: a later
-        one, for other shapes, may be opened on some ranks only. device: where the parameters are. gpu: the _core.Gpu of
-        that device; None: the CPU.
+    # --- what the ranks have in common ---
+
+    def call(self, step, run):
+        """Returns what run() does, on all ranks or on none: a rank that refuses the call tells the others."""
+        if not self._has_others or step._capturing:
+            return run()
+        for _ in range(_TRIES):
+            if step._differing is not None or not self._is_settled:
+                self.meet(step)
+            try:
+                return run()
+            except Differs:
+                self._is_settled = False
+            except StepRefused as error:
+                self._tell(step, str(error))
+                raise
+        raise StepRefused("the ranks' steps differ in each try, and they do not find in what")
+
+    def meet(self, step, what="a step", refused="") -> None:
+        """Has all ranks compare their facts, and take the tensors of rank 0 that they have not taken. what: the call; refused: why
+        this rank does not do it.
+
+        Raises:
+            StepRefused: facts differ, or another rank has refused; on all ranks, which may call again.
         """
-        if self._has_others and device not in self._communicators:
+        device = step.optimizer.param_groups[0]["params"][0].device
+        among = self._communicator(device, None if device == CPU else open_gpu(device)[0])
+        tensors, differing = self._shared(step), step._differing
+        step._differing, self._is_settled = None, False
+        facts = [("the call", what), *rates_of(step), *self._facts(step, tensors)]
+        joins, size = not self._taken.issuperset(tensors), _core.compared_words
+        words = [_MEETS, hash_of(facts), int(joins), int(differing is not None), int(bool(refused)), 0, 0]
+        rows = [[0]]
+        while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
+            try:
+                all_words = among.gather(words)
+            except RankFailure as error:
+                raise RankFailure(f"all ranks call {what}: {error}") from None
+            rows = [all_words[at:at + size] for at in range(0, len(all_words), size)]
+        all_differed = all(row[3] for row in rows)
+        if all_differed or any(row[1] != words[1] or row[4] for row in rows):
+            self._compare(among, facts, refused, differing if all_differed else None)
+        if refused:
+            return
+        if any(row[2] for row in rows):
+            missing = [[name for key, name in of_rank if key == "missing"]
+                       for of_rank in among.gather_facts([("missing", name) for name in tensors if name not in self._taken])]
+            self._take(step, tensors, [name for name in tensors if any(name in names for names in missing)], self._host_group(), 0)
+        self._meetings += 1
+        step._calls = []  # their programs have the facts of before
+        self._is_settled = True
+
+    def _compare(self, among, facts, refused, differing):
+        """Raises StepRefused if another rank has refused or has other facts. differing: the program whose step has differed, if
+        one has on all ranks."""
+        by_rank = among.gather_facts([("", refused), *facts])
+        told = [(rank, dict(of_rank)[""]) for rank, of_rank in enumerate(by_rank) if dict(of_rank)[""]]
+        if refused:
+            return
+        if told:
+            raise StepRefused(f"rank {told[0][0]} has refused this call, and nothing has changed: {told[0][1]}")
+        differences = _core.rank_differences(by_rank)
+        if not differences and differing is not None:
+            differences = _core.rank_differences(among.gather_facts(differing.session.step_facts()))
+        if differences:
+            raise StepRefused(f"the ranks' steps differ: {differences}. {_ALIKE}")
+
+    def _tell(self, step, refused):
+        try:
+            self.meet(step, refused=refused)
+        except (RankFailure, StepRefused) as error:
+            logging.getLogger("caesura").info("the other ranks were not told of a refusal: %s", error)
+
+    def admit(self, program) -> None:
+        """Has the next step of the program compare this step's facts. Raises Differs if the program has tensors that the ranks
+        have not taken."""
+        step = program.owner
+        if not self._has_others or program.meeting == self._meetings:
+            return
+        tensors = self._shared(step)
+        if not self._taken.issuperset(tensors):
+            raise Differs
+        program.session.set_callers_facts(hash_of(self._facts(step, tensors)), step._recipe.update.keeps_count)
+        program.meeting = self._meetings
+
+    def differed(self, program) -> None:
+        """Raises Differs if a step of the program has failed as the ranks' steps differ."""
+        if program.session.ranks_differ:
+            program.owner._differing = program
+            raise Differs from None
+
+    def _facts(self, step, tensors):
+        return facts_of(step, tensors, {"clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
+                                        "precision": step.precision, "shard": self.shards.arguments()["shard"], **self._options})
+
+    def _shared(self, step) -> dict:
+        """The tensors that are the same on all ranks, by name."""
+        tensors = tensors_of_step(step.module, step.loss_fn, step.optimizer)
+        if not self._options["broadcast_buffers"]:
+            tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter)}
+        return tensors
+
+    def _host_group(self):
+        if self._host is None:
+            self._host = host_group(self._group)
+        return self._host
+
+    @torch.no_grad()
+    def _take(self, step, tensors, names, group, root) -> None:
+        """Takes these tensors, with the optimizer's state of each, and the number of calls from a rank of the group."""
+        optimizer = step.optimizer
+        learners = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        own = {} if self.shards.is_divided else {
+            name: {key: [str(value.dtype).removeprefix("torch."), list(value.shape)] if isinstance(value, torch.Tensor) else value
+                   for key, value in optimizer.state.get(tensors[name], {}).items()}
+            for name in names if id(tensors[name]) in learners and not is_dtensor(tensors[name])}
+        try:
+            text = [json.dumps([step.micro_steps, own])]
+            torch.distributed.broadcast_object_list(text, group=group, group_src=root)
+            step.micro_steps, states = json.loads(text[0])
+            for name in names:
+                _broadcast(tensors[name], group, root)
+            for name, state in states.items():
+                parameter, found = tensors[name], {}
+                for key, value in state.items():
+                    if isinstance(value, list):
+                        dtype, shape = getattr(torch, value[0]), value[1]
+                        before = optimizer.state.get(parameter, {}).get(key)
+                        if not (isinstance(before, torch.Tensor) and before.dtype == dtype and list(before.shape) == shape):
+                            where = "cpu" if key == "step" else parameter.device
+                            before = torch.zeros(shape, dtype=dtype, device=where)
+                        _broadcast(before, group, root)
+                        value = before
+                    found[key] = value
+                if found or parameter in optimizer.state:
+                    optimizer.state[parameter] = found
+        except RuntimeError as error:
+            self._taken.clear()
+            raise RankFailure(f"the ranks have not joined, and have some tensors of rank {root}: {error}") from None
+        self._taken.update(names)
+
+    def _communicator(self, device: torch.device, gpu):
+        """The ranks' communicator of that device's memory. gpu: the _core.Gpu of the device; None: the CPU."""
+        if device not in self._communicators:
             try:
                 self._communicators[device] = communicator(self._group, gpu)
             except (NotImplementedError, ValueError) as error:
                 raise StepRefused(f"the ranks of the step cannot exchange gradients on {device}: {error}") from None
-        joins, self._has_joined = not self._has_joined, True
-        return {"communicator": self._communicators.get(device), "join_ranks": joins, **self.shards.arguments(), **self._options}
+        return self._communicators[device]
 
-    def gather_state(self, optimizer):
+    def arguments(self, device: torch.device, gpu) -> dict:
+        """Returns what a session of the step is opened with. device: where the parameters are. gpu: the _core.Gpu of that device;
+        None: the CPU."""
+        return {"communicator": self._communicator(device, gpu) if self._has_others else None, "join_ranks": False,
+                **self.shards.arguments(), **self._options}
+
+    def gather_state(self, step):
         """Puts the whole state into the optimizer, where this rank has parts of it."""
         if self.shards.is_divided:
-            self.shards.gather(optimizer, torch.distributed.group.WORLD if self._group is None else self._group)
+            self.meet(step, "gather_state()")
+            self.shards.gather(step.optimizer, torch.distributed.group.WORLD if self._group is None else self._group)
+
+
+def _broadcast(tensor, group, root):
+    """Gives all ranks of the group the elements of one, but for parts of a tensor of which each rank has its own."""
+    if is_dtensor(tensor) and not all(placement.is_replicate() for placement in tensor.placements):
+        return
+    there = held(tensor).detach()
+    here = there.cpu().contiguous()
+    if here.numel():
+        torch.distributed.broadcast(here.reshape(-1).view(torch.uint8), group=group, group_src=root)
+    if here.data_ptr() != there.data_ptr():
+        there.copy_(here)

@@ -116,6 +116,7 @@ class TrainingSession(FallsBack):
             "total_steps": total_steps, "warmup_steps": warmup_steps, "threads": threads, "seed": seed,
             "communicator": communicator(ranks.group), "shard": ranks.shard, "logical_shards": ranks.logical_shards,
             "mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes,
+            "broadcast_buffers": ranks.broadcast_buffers,
             "custom_ops": custom_ops if custom_ops is not None else CustomOps(),
             "providers": native_providers(named_providers(providers, provider_options)),
         })
