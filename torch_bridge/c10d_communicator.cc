@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +40,37 @@ c10d::ReduceOp::RedOpType OpOf(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// The ranks of the group that do not say within a second that they have failed, too, as text; the
+// others' failures come as late as their own time-outs. By the group's store, which is on another
+// thread: it may be gone with its rank.
+std::string Unheard(const GroupPtr& group) {
+  constexpr milliseconds kPatience(1000), kPause(20);
+  auto found = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> unheard = found->get_future();
+  std::thread([group, found, kPatience, kPause] {
+    std::string text;
+    try {
+      const auto store = group->getStore();
+      const auto key = [&](int rank) {
+        return "caesura.failed." + group->getGroupName() + "." + std::to_string(rank);
+      };
+      store->set(key(group->getRank()), std::string("1"));
+      const auto end = Clock::now() + kPatience;
+      for (int r = 0; r < group->getSize(); ++r) {
+        while (!store->check({key(r)}) && Clock::now() < end) std::this_thread::sleep_for(kPause);
+        if (!store->check({key(r)})) text += (text.empty() ? "" : ", ") + std::to_string(r);
+      }
+    } catch (const std::exception&) {  // its rank is lost, or the group has none
+    }
+    found->set_value(text);
+  }).detach();
+  const bool answers = unheard.wait_for(2 * kPatience) == std::future_status::ready;
+  const std::string text = answers ? unheard.get() : "";
+  return text.empty() ? "" : " (nothing was heard of rank " + text + ")";
+}
+
 // The works in flight, so that an abort can wait for their end.
 struct InFlight {
   std::mutex mutex;
@@ -46,15 +80,18 @@ struct InFlight {
 
 class C10dWork : public Work {
  public:
-  C10dWork(Started work, std::string text, std::shared_ptr<InFlight> in_flight)
-      : work_(std::move(work)), text_(std::move(text)), in_flight_(std::move(in_flight)) {}
+  C10dWork(Started work, std::string text, std::shared_ptr<InFlight> in_flight, GroupPtr group)
+      : work_(std::move(work)),
+        text_(std::move(text)),
+        in_flight_(std::move(in_flight)),
+        group_(std::move(group)) {}
 
   Status Wait(Clock::time_point deadline) override {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
     try {
       work_->wait(std::max(milliseconds(1), left));  // 0 would be no time-out
     } catch (const std::exception& error) {
-      return RankFailure(text_ + ": " + FirstLine(error));
+      return RankFailure(text_ + ": " + FirstLine(error) + Unheard(group_));
     }
     const std::lock_guard lock(in_flight_->mutex);
     in_flight_->works.remove(work_);
@@ -65,12 +102,12 @@ class C10dWork : public Work {
   const Started work_;
   const std::string text_;
   const std::shared_ptr<InFlight> in_flight_;
+  const GroupPtr group_;
 };
 
 class C10dGroup : public Communicator {
  public:
-  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, milliseconds timeout)
-      : group_(std::move(group)), timeout_(timeout) {}
+  C10dGroup(GroupPtr group, milliseconds timeout) : group_(std::move(group)), timeout_(timeout) {}
 
   std::string name() const override { return "c10d " + group_->getBackendName(); }
   int rank() const override { return group_->getRank(); }
@@ -99,7 +136,7 @@ class C10dGroup : public Communicator {
     const std::lock_guard lock(in_flight_->mutex);
     in_flight_->works.push_back(work);
     return std::unique_ptr<Work>(
-        std::make_unique<C10dWork>(std::move(work), collective.ToString(), in_flight_));
+        std::make_unique<C10dWork>(std::move(work), collective.ToString(), in_flight_, group_));
   }
 
   // The engine ends each collective by its own time-out; this waits for it.
@@ -167,7 +204,7 @@ class C10dGroup : public Communicator {
     return {};
   }
 
-  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const GroupPtr group_;
   const milliseconds timeout_;
   const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
