@@ -48,6 +48,7 @@ _PRIVATE = {
     "unset_fake_temporarily": "torch._subclasses.fake_tensor.unset_fake_temporarily",
     # Dynamo's captures of frames (capture/frames.py replaces parts of them while a capture of ours is under way).
     "cache_entries": "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",  # a code's captures: guards and new code
+    "CodeState": "torch._dynamo.pgo.CodeState",  # what Dynamo has seen of a function's sizes
     "convert_frame": "torch._dynamo.convert_frame",
     "ConvertFrameReturn": "torch._dynamo.types.ConvertFrameReturn",
     "dynamo_config": "torch._dynamo.config",
@@ -117,7 +118,7 @@ _PARTS = (
     "torch._dynamo.eval_frame._stance.stance", "torch._dynamo.graph_break_hints.USER_ERROR",
     "torch._dynamo.guards.GuardBuilder.GLOBAL_STATE", "torch._dynamo.guards.guards_log", "torch._dynamo.guards.profile_guard_manager",
     "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
-    "torch._dynamo.side_effects.SideEffects.store_attr",
+    "torch._dynamo.pgo._CODE_STATE", "torch._dynamo.side_effects.SideEffects.store_attr",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
     "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",
     "torch._dynamo.variables.TensorVariable.call_method", "torch._dynamo.variables.TensorVariable.method_detach_",
@@ -365,6 +366,12 @@ def is_one_graph(converter) -> bool:
 def builders_by_id() -> dict:
     """Dynamo's table of builders: an object's id to a function of the VariableBuilder and the object."""
     return _find("torch._dynamo.variables.builder.VariableBuilder._id_dispatch")()
+
+
+def seeing(sizes):
+    """A context in which Dynamo makes a size a symbol if it has changed since the first call that `sizes` knows, a defaultdict of
+    CodeState; by itself it goes by all calls of the process. It adds to `sizes`."""
+    return mock.patch.object(_find("torch._dynamo.pgo"), "_CODE_STATE", sizes)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import check_backward_validity, checkpoint
 from caesura.capture import foreach, frames
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, SideEffects, TensorVariable, UserFunctionVariable,
                                     VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config, fake_implementations, global_decomposition_table, tracing_tolist)
+                                    dynamo_config, fake_implementations, global_decomposition_table, seeing, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 from caesura.capture.sync_batch_norm import sync_batch_norm
@@ -207,21 +207,22 @@ def logging_calls():
 
 
 @contextlib.contextmanager
-def capturing(module, is_step: bool = False, **options):
+def capturing(module, is_step: bool = False, sizes=None, **options):
     """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. is_step: our rules
-    differentiate these, and exchanges with other ranks have gradients. Further options are Dynamo's."""
+    differentiate these, and exchanges with other ranks have gradients. sizes: those that compat.seeing() goes by; None: all of
+    the process. Further options are Dynamo's."""
     parts, forwards = list(module.modules()), {}
     if any(isinstance(part, BatchNorm) and part.momentum is None for part in parts):
         forwards[BatchNorm] = _cumulative_batch_norm
     if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    with dynamo_config.patch(**options), frames.tracing(functools.partial(in_place, forwards, is_step)):
+    with dynamo_config.patch(**options), frames.tracing(functools.partial(in_place, forwards, is_step, sizes)):
         yield
 
 
 @contextlib.contextmanager
-def in_place(forwards=types.MappingProxyType({}), is_step=False):
-    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class. is_step: as in
+def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
+    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class. is_step, sizes: as in
     capturing()."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
@@ -233,6 +234,8 @@ def in_place(forwards=types.MappingProxyType({}), is_step=False):
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
         changes.enter_context(_faking())
+        if sizes is not None:
+            changes.enter_context(seeing(sizes))
         if is_step:
             changes.enter_context(mock.patch.object(TensorVariable, "method_detach_", _detach))
         for kind, forward in forwards.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caesura.compile_step: forward, loss, backward and optimizer as one program."""
 
+import collections
 import functools
 import logging
 import numbers
@@ -11,7 +12,7 @@ import torch
 from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
-from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
+from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, CodeState, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
                                     InternalTorchDynamoError, TorchRuntimeError, TracingContext,
                                     UncapturedHigherOrderOpError, Unsupported, UserError,
                                     aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
@@ -171,6 +172,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self._keys = 0 if dynamic is True else _KEYS
         self._changes = _CHANGES
         self._detours = Detours(f"the step of {type(module).__name__}")
+        self._sizes = collections.defaultdict(CodeState)  # that its captures have seen
         self._recalled = {}  # the tensors' shapes of the last program that came from disk, by path
         self._describe()
         if takes_hooks(optimizer):  # one without is updated by no program. Loading replaces a state's tensors.
@@ -438,7 +440,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
                             return self._call(*args, **kwargs)
                     except NotCaptured:
                         pass  # nothing has run; a capture needs what follows
-                with capturing(self.module, is_step=True, ignore_logging_functions=logging_calls()):
+                with capturing(self.module, is_step=True, sizes=self._sizes, ignore_logging_functions=logging_calls()):
                     try:
                         return self._call(*args, **kwargs)
                     except Unsupported as error:
