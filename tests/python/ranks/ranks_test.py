@@ -13,6 +13,7 @@ from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.parallel import (  # noqa: E402
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import caesura  # noqa: E402
 
@@ -216,7 +218,67 @@ def tensor_parallel(rank):
     return True
 
 
-@pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, overlap,
+class Sharded(nn.Module):
+    """A forward that loops over layers, each of which fully_shard() has; one is computed again in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.norms = (nn.ModuleList(kind(16) for _ in range(3)) for kind in (lambda n: nn.Linear(n, n), nn.LayerNorm))
+
+    def forward(self, x):
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms)):
+            x = x + norm(checkpoint(layer, x, use_reentrant=False) if i == 1 else layer(x))
+        return x
+
+
+def _sharded(order, mesh):
+    """order: what happens to the whole, then to each layer, then to the whole: "w", wrap(); "s", fully_shard()."""
+    net, kinds = Sharded(), {"w": caesura.wrap, "s": lambda module: fully_shard(module, mesh=mesh)}
+    for kind in order[0]:
+        net = kinds[kind](net)
+    for i in range(3):
+        for kind in order[1]:
+            net.layers[i] = kinds[kind](net.layers[i])
+    for kind in order[2]:
+        net = kinds[kind](net)
+    return net
+
+
+def sharded(rank):
+    """fully_shard(): the layers run in kernels in whatever order they were wrapped, and as they do in PyTorch."""
+    mesh, expected = init_device_mesh("cpu", (2,)), None
+    for order in (("", "s", "s"), ("", "ws", "s"), ("", "s", "sw"), ("", "sw", "s"), ("w", "s", "s"), ("", "ws", "s")):
+        losses = []
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always", caesura.FallbackWarning)
+            caesura.reports.reset()
+            net = _sharded(order, mesh)
+            optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+            for step in range(3):
+                x = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach())
+        found = losses, [p.full_tensor().detach() for p in net.parameters()]
+        if expected is None:
+            expected = found
+            continue
+        for a, b in zip(expected[0] + expected[1], found[0] + found[1], strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=str(order))
+        is_whole = "w" in order[0] + order[2]
+        # A layer's forward and backward each step, once more for what is computed again; a norm's likewise.
+        assert caesura.stats().kernel_calls == 3 * (7 + 6 * is_whole), order
+        told = [str(warning.message) for warning in given]
+        assert len(told) == is_whole and all("Sharded at" in text for text in told), (order, told)
+    with pytest.raises(caesura.StepRefused, match=r"fully_shard\(\) has FSDPSharded: .* caesura.wrap\(module\).*caesura.Ranks\(shard=1\)"):
+        caesura.compile_step(net, F.mse_loss, optimizer)(x, x)
+    return True
+
+
+@pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, sharded, overlap,
                                   tensor_parallel))
 def test_two_ranks(body):
     run_ranks(2, body)

@@ -74,6 +74,12 @@ class Ranks:
             raise ValueError(f"logical_shards is 0 or more, got {self.logical_shards}")
 
 
+def is_sharded(module: Any) -> bool:
+    """True if torch.distributed.fsdp.fully_shard() has the module itself."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
 def has_other_ranks(group: "Group" = None) -> bool:
     """True if a group has other ranks; the default one, where it is initialised, for None."""
     distributed = sys.modules.get("torch.distributed")

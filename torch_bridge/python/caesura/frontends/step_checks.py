@@ -8,15 +8,21 @@ import torch
 from caesura.capture.compat import backward_hooks, global_backward_hooks, global_hooks, has_accumulation_hooks, has_hooks
 from caesura.capture.frames import HOOKS_WITHIN, first_line, is_known, place_of, why
 from caesura.errors import StepRefused
+from caesura.ranks import is_sharded
 
 
 def refuse_hooks(step: Any) -> None:
-    """Refuses hooks that PyTorch's backward would call and the program would not."""
+    """Refuses hooks that PyTorch's backward would call and the program would not, and those of fully_shard()."""
     hooked = [step._names[id(p)] for group in step.optimizer.param_groups for p in group["params"]
               if has_hooks(p) or has_accumulation_hooks(p)]
     if hooked:
         raise StepRefused(f"gradient hooks are not called by a step: {', '.join(hooked)} has such")
     roots = [root for root in (step.module, step.loss_fn) if isinstance(root, torch.nn.Module)]
+    sharded = [name or type(root).__name__ for root in roots for name, part in root.named_modules() if is_sharded(part)]
+    if sharded:
+        raise StepRefused(f"fully_shard() has {sharded[0]}: its hooks gather and free parameters around each forward and backward, which "
+                          "no step does. Write caesura.wrap(module), whose layers run in kernels, and a loop of your own; or leave "
+                          "fully_shard() out and divide the optimizer's state, compile_step(..., ranks=caesura.Ranks(shard=1))")
     hooked = [name or type(root).__name__ for root in roots for name, part in root.named_modules() if any(backward_hooks(part))]
     hooked += ["every module"] if any(global_backward_hooks()) else []
     if hooked:

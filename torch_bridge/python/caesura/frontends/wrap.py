@@ -6,6 +6,7 @@ import dis
 import functools
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any, Optional, TypeVar
 
 import torch
@@ -22,10 +23,13 @@ from caesura.capture.polyfills import capturing
 from caesura.capture.sources import mark_changing
 from caesura.frontends.dynamo_backend import apart, backend as torch_backend
 from caesura.lowering import TABLE
-from caesura.reports import RECORD, Detours, note_detour, refusing, told_at_the_end
+from caesura.ranks import is_sharded
+from caesura.reports import RECORD, Detours, fall_back, note_detour, refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
+from caesura.user_code import calling_line
 
 M = TypeVar("M", bound=torch.nn.Module)
+_PLAIN = "caesura_plain_forward"  # of a captured forward: the one that it captures
 _CALLED = {CALL, "plain_forward"}  # the captured functions, by their names in wrap() and _Forward
 _KEYS = 32  # looked up, after which no more are: inputs or the module change too often
 _CALLS = 8  # captures that a module can alternate between without asking Dynamo
@@ -55,6 +59,8 @@ class _Calls:
         self.keys = _KEYS if kept and dynamic is not True and disk.enabled() else 0
         self.detours = Detours(type(module).__name__)
         self.on_disk = f"calls of {type(module).__name__} are not kept on disk"
+        self.wrapped: Any = None  # a weak reference to the wrapped module whose calls they are
+        self.is_sharded = False
         self._begin()
 
     def _begin(self) -> None:
@@ -89,6 +95,8 @@ class _Calls:
         return self._first(args, kwargs)
 
     def _first(self, args: Any, kwargs: Any) -> Any:
+        if self._take_sharded():
+            return getattr(self.module, CALL)(*args, **kwargs)
         self.detours.tell()
         failed = RECORD.eager_calls
         key = self._key(args, kwargs)
@@ -123,6 +131,15 @@ class _Calls:
                 note_detour(self.on_disk, f"not {error.args[0]}")
                 self.keys = 0  # later calls will be alike
         return results
+
+    def _take_sharded(self) -> bool:
+        """True if fully_shard() has parts of the wrapped module. Its hooks around their forwards gather parameters and free them
+        again, which no graph holds: PyTorch calls the module then, and the forwards within are captured."""
+        if self.wrapped is not None and not self.is_sharded:
+            if any(map(is_sharded, (self.wrapped(), *self.module.modules()))):
+                _capture_forwards(self.module, self.dynamic)
+                self.is_sharded = True
+        return self.is_sharded
 
     def _confirm(self, args: Any, kwargs: Any) -> None:
         """Keeps the candidate if a second call left everything as the first call did."""
@@ -175,6 +192,44 @@ class _Calls:
         return (f"no capture fits the next call, in PyTorch {torch.__version__}", "Report it with the output of `caesura env`")
 
 
+def _captured_forward(plain_forward: Any, module: Any, dynamic: Any) -> Any:
+    """A module's forward as a function that runs what is captured of it. It takes the module first where the forward is a method."""
+    is_method = isinstance(plain_forward, types.MethodType)
+    calls = _Calls(lambda *args, **kwargs: plain_forward(*args, **kwargs), module, dynamic, kept=False)
+
+    @functools.wraps(plain_forward.__func__ if is_method else plain_forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return calls(args[is_method:], kwargs)
+
+    setattr(run, _PLAIN, plain_forward)
+    return run
+
+
+def _whole_parts(module: Any) -> Iterator[Any]:
+    """The largest parts of a module that have a forward and hold no part that fully_shard() has, but for themselves. Wrapped parts
+    are left out."""
+    if any(_calls_of(cls) is not None for cls in type(module).__mro__):
+        return
+    has_forward = type(module).forward is not torch.nn.Module.forward
+    if has_forward and not any(is_sharded(part) for part in module.modules() if part is not module):
+        yield module
+        return
+    for part in module.children():
+        yield from _whole_parts(part)
+
+
+def _capture_forwards(module: Any, dynamic: Any) -> None:
+    """Replaces the forwards of the module's whole parts by what is captured of them."""
+    parts = list(dict.fromkeys(_whole_parts(module)))
+    if parts != [module]:
+        fall_back([(f"the forward of {type(module).__name__}", "it calls parts that fully_shard() has; the forwards of these are captured",
+                    "{}:{} in {}".format(*calling_line()))])
+    for part in parts:
+        plain_forward = getattr(part.forward, _PLAIN, part.forward)
+        run = _captured_forward(plain_forward, part, dynamic)
+        part.forward = types.MethodType(run, part) if isinstance(plain_forward, types.MethodType) else run
+
+
 class _Forward(property):
     """A wrapped module's `forward`: the original's as it is at the time, captured. It calls no hooks, as in PyTorch."""
 
@@ -191,16 +246,9 @@ class _Forward(property):
         plain_forward = self.module.forward
         if torch.compiler.is_dynamo_compiling():
             return plain_forward
-        is_method = isinstance(plain_forward, types.MethodType)
         if self.plain != plain_forward:
-            calls = _Calls(lambda *args, **kwargs: plain_forward(*args, **kwargs), self.module, self.dynamic, kept=False)
-
-            @functools.wraps(plain_forward.__func__ if is_method else plain_forward)
-            def run(*args: Any, **kwargs: Any) -> Any:
-                return calls(args[is_method:], kwargs)
-
-            self.plain, self.run = plain_forward, run
-        return types.MethodType(self.run, wrapped) if is_method else self.run
+            self.plain, self.run = plain_forward, _captured_forward(plain_forward, self.module, self.dynamic)
+        return types.MethodType(self.run, wrapped) if isinstance(plain_forward, types.MethodType) else self.run
 
     @staticmethod
     def _set(wrapped: Any, forward: Any) -> None:
@@ -226,9 +274,9 @@ def _reduce(self: Any) -> Any:
     return functools.partial(wrap, dynamic=type(self)._calls.dynamic), (type(self)._calls.module,)
 
 
-def _calls_of(module: Any) -> Any:
-    """The calls of a wrapped module; None for others."""
-    calls = vars(type(module)).get("_calls")
+def _calls_of(cls: Any) -> Any:
+    """The calls of a class of wrapped modules; None for others."""
+    calls = vars(cls).get("_calls")
     return calls if isinstance(calls, _Calls) else None
 
 
@@ -257,6 +305,9 @@ def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     The backward hands out gradients as they are ready, 1 MiB at a time, so that DistributedDataParallel sends them while
     the rest is computed. DistributedDataParallel(wrap(module)) and wrap(DistributedDataParallel(module)) are the same.
 
+    Of a module that fully_shard() has, or some of whose parts it has, the forwards of the parts are captured: in place, so that
+    the result is the module itself. The code between sharded parts runs in PyTorch. Parts may be wrapped before fully_shard(), too.
+
     Thread safety: that of the module.
 
     Args:
@@ -280,7 +331,7 @@ def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"wrap() takes a torch.nn.Module, got {type(module).__name__}")
-    calls = _calls_of(module)
+    calls = _calls_of(type(module))
     if calls is not None:
         if dynamic is None or dynamic == calls.dynamic:
             return module
@@ -288,6 +339,10 @@ def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     if isinstance(module, DistributedDataParallel):
         parallel: M = _with_module(module, wrap(module.module, dynamic=dynamic))
         return parallel
+
+    if any(map(is_sharded, module.modules())):
+        _capture_forwards(module, dynamic)
+        return module
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
@@ -298,4 +353,5 @@ def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     })
     wrapped: M = object.__new__(cls)
     wrapped.__dict__ = module.__dict__
+    cls._calls.wrapped = weakref.ref(wrapped)
     return wrapped
