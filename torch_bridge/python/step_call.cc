@@ -57,17 +57,20 @@ class StepCall {
  public:
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the
   // call's (args, kwargs) must match `signature`. feeds: (name, path, tensor, or what draws one),
-  // in the order drawn. groups: the optimizer's own; places: (key, index or -1, whether it stays
-  // zero or not) of the coefficients that the session is fed of each. updates: for each of
-  // `trained`, a frozenset, the optimizer's count of updates, float32, which steps move;
-  // counts_matter: they must be alike. accumulation_steps: calls to one update. counters: (int64
+  // in the order drawn. rows: (a group of the optimizer's, the counts of updates of its parameters
+  // that the step trains, float32, which steps move). A group may have several rows. places: (key,
+  // index or -1, whether it stays zero or not) of the coefficients that the session is fed of each
+  // row. counts_matter: the counts of a row must be alike. has_offsets: the session is fed, last in
+  // each row, how far its count is from the first one's; otherwise all rows' counts must be alike.
+  // trained: a frozenset of the step's parameters. accumulation_steps: calls to one update.
+  // counters: (int64
   // tensor of one element, what each step adds to it). written: the buffers that each step writes
   // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it;
   // otherwise None. gpu: that the parameters are on, or None. program: whose call it is, which is
   // nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature,
-           nb::object watch, nb::list feeds, nb::list groups, nb::list places, nb::list updates,
-           bool counts_matter, nb::object trained, int accumulation_steps, nb::list counters,
+           nb::object watch, nb::list feeds, nb::list rows, nb::list places, bool counts_matter,
+           bool has_offsets, nb::object trained, int accumulation_steps, nb::list counters,
            nb::list written, nb::object seed, nb::object gpu)
       : program_(std::move(program)),
         session_object_(session),
@@ -79,11 +82,16 @@ class StepCall {
         signature_(signature_object_.is_none() ? nullptr
                                                : &nb::cast<const Signature&>(signature_object_)),
         counts_matter_(counts_matter),
+        has_offsets_(has_offsets),
         trained_(std::move(trained)),
         accumulation_steps_(accumulation_steps),
         gpu_object_(std::move(gpu)),
-        gpu_(gpu_object_.is_none() ? nullptr : &nb::cast<const Gpu&>(gpu_object_)),
-        groups_(std::move(groups)) {
+        gpu_(gpu_object_.is_none() ? nullptr : &nb::cast<const Gpu&>(gpu_object_)) {
+    for (nb::handle row : rows) {
+      groups_.append(row[0]);
+      std::vector<Tensor>& counts = counts_.emplace_back();
+      for (nb::handle count : row[1]) counts.push_back(FromPython(count));
+    }
     for (nb::handle row : places) {
       places_.push_back({nb::borrow(row[0]), nb::cast<int64_t>(row[1]), nb::cast<bool>(row[2])});
     }
@@ -91,7 +99,6 @@ class StepCall {
       seed_ = FromPython(seed);
       draw_seed_ = seed.attr("random_");
     }
-    for (nb::handle count : updates) updates_.push_back(FromPython(count));
     for (nb::handle row : counters)
       counters_.emplace_back(FromPython(row[0]), nb::cast<int64_t>(row[1]));
     for (nb::handle buffer : written) written_.push_back(BytesOfTorch(buffer));
@@ -123,7 +130,7 @@ class StepCall {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
     }
-    const auto before = static_cast<int64_t>(updates_.empty() ? 0 : *updates_[0].data<float>());
+    const auto before = static_cast<int64_t>(FirstCount());
     session_.progress().updates = before;
     session_.progress().micro_steps = progress.micro_steps;
     if (draw_seed_.is_valid()) {
@@ -148,7 +155,9 @@ class StepCall {
     }
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.progress().updates != before) {  // with "fp16" an update may not happen
-      for (const Tensor& count : updates_) *count.data<float>() += 1;
+      for (const std::vector<Tensor>& row : counts_) {
+        for (const Tensor& count : row) *count.data<float>() += 1;
+      }
     }
     progress.window = trained_;
     progress.loss_scale = scale;
@@ -193,8 +202,17 @@ class StepCall {
     return nb::cast<bool>(guards_(locals));
   }
 
-  // True if the update that this step makes, or comes before, is of parameters that were updated
-  // equally often and of all those that have gradients in this window, in its session's scale.
+  // The updates that the first of the step's parameters has had.
+  float FirstCount() const {
+    for (const std::vector<Tensor>& row : counts_) {
+      if (!row.empty()) return *row[0].data<float>();
+    }
+    return 0;
+  }
+
+  // True if the update that this step makes, or comes before, is of parameters that were updated as
+  // often as the session takes them to be, and of all those that have gradients in this window, in
+  // its session's scale.
   bool Continues(const Progress& progress) const {
     if (accumulation_steps_ > 1 && progress.micro_steps % accumulation_steps_ != 0) {
       if (!progress.window.is_valid() || progress.loss_scale != session_.progress().loss_scale())
@@ -202,8 +220,11 @@ class StepCall {
       if (!progress.window.is(trained_) && !progress.window.equal(trained_)) return false;
     }
     if (!counts_matter_) return true;
-    return std::all_of(updates_.begin(), updates_.end(), [&](const Tensor& count) {
-      return *count.data<float>() == *updates_[0].data<float>();
+    const float first = FirstCount();
+    return std::all_of(counts_.begin(), counts_.end(), [&](const std::vector<Tensor>& row) {
+      return std::all_of(row.begin(), row.end(), [&](const Tensor& count) {
+        return *count.data<float>() == (has_offsets_ ? *row[0].data<float>() : first);
+      });
     });
   }
 
@@ -211,7 +232,9 @@ class StepCall {
   // zero that may not.
   bool FeedCoefficients() {
     double* to = session_.runs().coefficients().data();
-    for (nb::handle group : groups_) {
+    const float first = FirstCount();
+    for (size_t row = 0; row < counts_.size(); ++row) {
+      const nb::handle group = groups_[row];
       for (const Place& place : places_) {
         PyObject* found = PyDict_GetItemWithError(group.ptr(), place.key.ptr());
         if (found != nullptr && place.index >= 0) {
@@ -229,6 +252,7 @@ class StepCall {
         if (place.keeps_zero && (value == 0) != (*to == 0)) return false;
         *to++ = value;
       }
+      if (has_offsets_) *to++ = counts_[row].empty() ? 0 : *counts_[row][0].data<float>() - first;
     }
     return true;
   }
@@ -262,8 +286,7 @@ class StepCall {
   const Watch& watch_;
   nb::object signature_object_;
   const Signature* signature_;
-  std::vector<Tensor> updates_;
-  bool counts_matter_;
+  bool counts_matter_, has_offsets_;
   nb::object trained_;
   int accumulation_steps_;
   nb::object gpu_object_;
@@ -273,7 +296,8 @@ class StepCall {
       written_;         // the buffers' bytes, which the watch says have not moved
   NamedValues values_;  // of the feeds, while a step runs
   std::vector<Feed> feeds_;
-  nb::list groups_;
+  nb::list groups_;                          // of each row
+  std::vector<std::vector<Tensor>> counts_;  // likewise
   std::vector<Place> places_;
   Tensor seed_;
   nb::object draw_seed_;  // of the tensor
@@ -340,11 +364,11 @@ void BindStepCall(nb::module_& m) {
       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list,
-                    nb::list, nb::list, bool, nb::object, int, nb::list, nb::list, nb::object,
+                    nb::list, bool, bool, nb::object, int, nb::list, nb::list, nb::object,
                     nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(),
-           nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("groups"),
-           nb::arg("places"), nb::arg("updates"), nb::arg("counts_matter"), nb::arg("trained"),
+           nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("rows"),
+           nb::arg("places"), nb::arg("counts_matter"), nb::arg("has_offsets"), nb::arg("trained"),
            nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
            nb::arg("seed").none(), nb::arg("gpu").none())
       .def_prop_ro("program", &StepCall::program);

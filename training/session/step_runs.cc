@@ -101,8 +101,9 @@ Status StepRuns::FillCoefficients() {
   double* at = all.data<double>();
   for (size_t g = 0; g <= groups.size(); ++g) {
     const Optimizer& own = options_.step.optimizer;
-    const std::map<std::string, double> values =
+    std::map<std::string, double> values =
         Coefficients(g < groups.size() ? ForGroup(own, groups[g]) : own);
+    values.emplace(kStepOffset, 0);
     for (const std::string& name : fed) {
       const auto found = values.find(name);
       if (found == values.end())

@@ -36,16 +36,21 @@ Value* UpdateWriter::As(Value* value, DType dtype) {
   return Op("Cast", {value}, type, {{"to", static_cast<int64_t>(dtype)}});
 }
 
-Value* UpdateWriter::Coefficient(const Rates& rates, const std::string& name, double written) {
+Value* UpdateWriter::Fed(const Rates& rates, const std::string& name) {
   const auto& fed = options_.fed_coefficients;
   const auto found = std::find(fed.begin(), fed.end(), name);
-  if (fed.empty() && name == "learning_rate") return rates.coefficients;
-  if (found == fed.end()) return Constant(written);
+  if (found == fed.end()) return nullptr;
   const int64_t at = static_cast<int64_t>(rates.group.row * fed.size()) + (found - fed.begin());
   return Op(
       "Gather",
       {rates.coefficients, graph_.AddInitializer("caesura.place", Tensor::Scalar<int64_t>(at))},
       kNumber);
+}
+
+Value* UpdateWriter::Coefficient(const Rates& rates, const std::string& name, double written) {
+  if (options_.fed_coefficients.empty() && name == "learning_rate") return rates.coefficients;
+  Value* fed = Fed(rates, name);
+  return fed == nullptr ? Constant(written) : fed;
 }
 
 Value* UpdateWriter::Scaled(const Rates& rates, Value* gradient) {
@@ -81,6 +86,7 @@ void UpdateWriter::Compose(const Adafactor& o, const Rates& rates, Value* parame
   };
   Value* rate = Coefficient(rates, "learning_rate", o.learning_rate);
   Value* t = As(rates.step, DType::kFloat64);
+  if (Value* offset = Fed(rates, kStepOffset)) t = Number("Add", {t, offset});
   Value* weight = Number("Pow", {t, Coefficient(rates, "beta2_decay", o.beta2_decay)});
   Value* most = Number("Min", {rate, Number("Reciprocal", {Number("Sqrt", {t})})});
   Value* alpha = Number(

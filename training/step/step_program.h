@@ -19,6 +19,9 @@ inline constexpr char kLearningRateInput[] = "caesura.learning_rate";  // float6
 inline constexpr char kCoefficientsInput[] =
     "caesura.coefficients";  // float64 [(groups + 1) * fed], where any is fed
 inline constexpr char kStepInput[] = "caesura.step";  // int64 scalar, counts updates from 1
+// A coefficient that steps may be fed of a group of parameters: how many updates more than
+// kStepInput says these have had. Below 0: fewer.
+inline constexpr char kStepOffset[] = "step_offset";
 inline constexpr char kResetInput[] =
     "caesura.reset";  // bool scalar: the first micro-step of an update
 inline constexpr char kMicroStepInput[] =

@@ -123,6 +123,8 @@ class UpdateWriter {
   // --- composed_updates.cc ---
   void Compose(const Adafactor& optimizer, const Rates& rates, Value* parameter, Value* gradient);
   void Compose(const Muon& optimizer, const Rates& rates, Value* parameter, Value* gradient);
+  // The coefficient as a float64 scalar that the step is fed; null where it is not.
+  Value* Fed(const Rates& rates, const std::string& name);
   // A coefficient as a float64 scalar: fed, or what `written` says. The learning rate is one.
   Value* Coefficient(const Rates& rates, const std::string& name, double written);
   Value* Constant(double value);                                          // float64 scalar

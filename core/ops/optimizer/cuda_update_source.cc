@@ -35,7 +35,11 @@ const char* NameOf(UpdateRule rule) {
 }  // namespace
 
 CudaUpdateNumbers::CudaUpdateNumbers(const UpdateSpec& spec, bool flag)
-    : rate(spec.rate), flag(flag), maximize(spec.maximize), skip_nonfinite(spec.skip_nonfinite) {
+    : rate(spec.rate),
+      step_offset(spec.step_offset),
+      flag(flag),
+      maximize(spec.maximize),
+      skip_nonfinite(spec.skip_nonfinite) {
   std::copy(spec.written.begin(), spec.written.end(), written);
   std::copy(spec.fed.begin(), spec.fed.end(), fed);
 }

@@ -56,8 +56,9 @@ std::vector<OpDef> OptimizerOps() {
     // parameters) and the optimizer's coefficients as training/optimizer/optimizer.h's DescribeUpdate names them
     // (float64 scalar tensors, flags as ints); the states in its order. coefficients: the learning rate, a float64
     // scalar; or with the attributes fed (strings) and first (int) a float64 vector that has what `fed` names from
-    // element `first` on. maximize: 1 takes each gradient times -1. scale is a float64 scalar, step counts from 1. All
-    // outputs are in place. `scale` multiplies every gradient first (clipping, loss scaling, accumulation).
+    // element `first` on; step_offset, where it is among these, is added to step. maximize: 1 takes each gradient times
+    // -1. scale is a float64 scalar, step (with its offset) counts from 1. All outputs are in place. `scale` multiplies
+    // every gradient first (clipping, loss scaling, accumulation).
     {.op_type = "SgdUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
      .max_outputs = INT_MAX},
     {.op_type = "AdamUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,

@@ -34,6 +34,9 @@ Result<Hyperparameters> UpdateGroup::ReadHyperparameters(const KernelContext& co
                                : ReadScalar(context, 0, spec_.rate_dtype, spec_.fed[i]);
   }
   step.number = *context.Input<int64_t>(1);
+  if (spec_.step_offset >= 0)
+    step.number +=
+        static_cast<int64_t>(ReadScalar(context, 0, spec_.rate_dtype, spec_.step_offset));
   if (spec_.scale_dtype != DType::kUndefined)
     step.scale = ReadScalar(context, 2, spec_.scale_dtype);
   step.skip = spec_.skip_nonfinite && !std::isfinite(step.scale);

@@ -48,6 +48,7 @@ Status UpdateSpec::FindCoefficients(const KernelInfo& info,
   rate_dtype = info.InputDType(0);
   rate = place("learning_rate");
   if (rate < 0) return info.Invalid("is fed no learning_rate");
+  step_offset = place("step_offset");
   for (size_t i = 0; i < coefficients.size(); ++i) {
     fed[i] = place(coefficients[i].name);
     written[i] = WrittenNumber(info, coefficients[i].name, coefficients[i].fallback);

@@ -29,7 +29,7 @@ typedef caesura::RULE<C> Rule;
 struct Numbers {
   double written[6];
   i64 fed[6];
-  i64 rate, flag, maximize, skip_nonfinite;
+  i64 rate, step_offset, flag, maximize, skip_nonfinite;
 };
 // `scale` is that of the gradients; with `skip` nothing may change.
 struct Hyperparameters {
@@ -47,6 +47,7 @@ __device__ inline Hyperparameters ReadHyperparameters(const R* rates, const i64*
   Hyperparameters step;
   step.learning_rate = (double)Load(rates + numbers.rate);
   step.number = *number;
+  if (numbers.step_offset >= 0) step.number += (i64)(double)Load(rates + numbers.step_offset);
   for (int k = 0; k < 6; ++k)
     step.coefficients[k] =
         numbers.fed[k] < 0 ? numbers.written[k] : (double)Load(rates + numbers.fed[k]);

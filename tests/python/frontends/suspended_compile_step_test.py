@@ -197,6 +197,37 @@ def test_accumulates(scope):
         assert torch.equal(states[1][name], value)
 
 
+def test_parameters_with_other_numbers_of_updates(tmp_path):
+    """A part that is thawed later: another step goes on from the checkpoint, whose call waits; no file has such a step for C++."""
+    def made(freezes):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        net[0].requires_grad_(not freezes)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        return net, optimizer, caesura.compile_step(net, torch.nn.functional.cross_entropy, optimizer, threads=1)
+
+    batches = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(5)]
+    net, optimizer, step = made(freezes=True)
+    step(*batches[0])
+    step(*batches[1])
+    net[0].requires_grad_(True)
+    step(*batches[2])
+    with pytest.raises(ValueError, match="other numbers of updates .*: it cannot be exported"):
+        step.export(tmp_path / "folder", *batches[2])
+    step.suspend_at(3)
+    with pytest.raises(caesura.Suspended):
+        step(*batches[3])
+    step.save(tmp_path / "step")
+    losses = [float(step.resume()), float(step(*batches[4]))]
+    other, its, another = made(freezes=False)
+    another(*batches[0])
+    another.restore(tmp_path / "step", *batches[0])
+    assert losses == [float(another.resume()), float(another(*batches[4]))]
+    assert [float(its.state[p]["step"]) for p in other.parameters()] == [3, 3, 5, 5]
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def test_restores_the_random_state_and_refuses_what_does_not_fit(step, scope, tmp_path):
     _, _, step, _ = step
     batch = scope["batch"]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks on Gloo whose steps rightly differ."""
+"""Two ranks on Gloo whose steps rightly differ: in their sizes, or in the parameters that a call updates."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
@@ -15,9 +16,69 @@ from caesura import torch_kernels  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
 
 
+class Tasks(nn.Module):
+    """A body, and heads of which each call takes one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4), nn.Linear(32, 4)
+
+    def forward(self, x, task):
+        return (self.a if task == "a" else self.b)(torch.tanh(self.body(x)))
+
+
 def _batch(rank, call, rows=8):
     random = torch.Generator().manual_seed(10 * call + rank)
     return torch.randn(rows, 16, generator=random), torch.randint(4, (rows,), generator=random)
+
+
+def _close(ours, eager):
+    same_on_all_ranks(ours.parameters())
+    for (name, a), b in zip(eager.named_parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def counts(rank):
+    """Heads that take turns, and a body that is thawed later: their numbers of updates differ from then on. One rank's batches have
+    other sizes in the middle."""
+    ours, eager = Tasks(), Tasks()
+    optimizers = []
+    for net in (eager, ours):
+        net.body.requires_grad_(False)
+        optimizers.append(torch.optim.AdamW([*net.a.parameters(), *net.b.parameters()], lr=0.02))
+    step = caesura.compile_step(ours, F.cross_entropy, optimizers[1])
+    with caesura.strict():
+        for call, task in enumerate("aababbaaba"):
+            for net, optimizer in zip((eager, ours) if call == 4 else (), optimizers):
+                net.body.requires_grad_(True)
+                optimizer.add_param_group({"params": list(net.body.parameters()), "lr": 0.01})
+            batches = [_batch(r, call, rows=6 if r == 1 and call in (5, 6) else 8) for r in range(2)]
+            loss = sum(F.cross_entropy(eager(x, task), y) for x, y in batches) / 2
+            optimizers[0].zero_grad()
+            loss.backward()
+            optimizers[0].step()
+            x, y = batches[rank]
+            torch.testing.assert_close(step(x, task, y), loss.detach(), rtol=1e-5, atol=0)
+    rows = {" ".join(call.program.trained): (call.program.rows, call.program.has_offsets) for call in step._calls}
+    assert len(rows) == 2  # a call for each head, which Python does not look into
+    of_ranks = [None, None]
+    dist.all_gather_object(of_ranks, rows)
+    assert of_ranks[0] == of_ranks[1]
+    _close(ours, eager)
+    for p, q in zip(eager.parameters(), ours.parameters()):
+        assert optimizers[0].state[p]["step"] == optimizers[1].state[q]["step"]
+    other = caesura.compile_step(ours, F.cross_entropy, optimizers[1], accumulation_steps=2)
+    other(x, "a", y)
+    with pytest.warns(caesura.FallbackWarning), pytest.raises(caesura.StepRefused, match="that get gradients by turns"):
+        other(x, "b", y)
+    divided = caesura.compile_step(ours, F.cross_entropy, optimizers[1], ranks=caesura.Ranks(shard=1))
+    for task in "aa":  # a body and a head that have had the same number of updates no more
+        with pytest.raises(caesura.StepRefused, match="have had other numbers of updates, and with divided state"):
+            divided(x, task, y)
+            optimizers[1].state[ours.body.weight]["step"] += 1
+            divided(x, task, y)
+    return True
 
 
 def second_step(rank):
@@ -41,6 +102,6 @@ def second_step(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [second_step])
+@pytest.mark.parametrize("body", (counts, second_step))
 def test_two_ranks(body):
     run_ranks(2, body)

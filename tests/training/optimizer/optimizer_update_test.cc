@@ -329,13 +329,13 @@ TEST(OptimizerUpdate, SkipsAStepOnlyWhenAskedTo) {
 
 // Fed coefficients replace the written ones, from the element `first` on.
 TEST(OptimizerUpdate, TakesFedCoefficients) {
-  const auto after = [](std::vector<double> fed, AttributeMap attributes) {
+  const auto after = [](std::vector<double> fed, AttributeMap attributes, int64_t step = 1) {
     attributes["count"] = int64_t{1};
     const Tensor parameter = Tensor::Of<double>({2}, {1, -2}),
                  zeros = Tensor::Zeros(DType::kFloat64, Shape{2});
     const Shape shape{static_cast<int64_t>(fed.size())};
     KernelCase node("AdamWUpdate",
-                    {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(1),
+                    {Tensor::Of<double>(shape, std::move(fed)), Tensor::Scalar<int64_t>(step),
                      Tensor::Scalar<double>(1), parameter, Tensor::Of<double>({2}, {0.5, 0.25}),
                      zeros, zeros.Clone().value()},
                     std::move(attributes), kCaesuraDomain, 3);
@@ -349,6 +349,11 @@ TEST(OptimizerUpdate, TakesFedCoefficients) {
             after({9, 9, 0.25, 0.1}, {{"beta1", beta}, {"fed", fed}, {"first", int64_t{2}}}));
   EXPECT_TRUE(after({9, 9, 0.25}, {{"fed", fed}, {"first", int64_t{2}}}).empty());
   EXPECT_TRUE(after({9}, {{"fed", std::vector<std::string>{"weight_decay"}}}).empty());
+
+  const AttributeMap counted = {{"fed", std::vector<std::string>{"learning_rate", "step_offset"}}};
+  EXPECT_EQ(after({0.1, 6}, counted, 3), after({0.1}, {}, 9));
+  EXPECT_EQ(after({0.1, -2}, counted, 3), after({0.1}, {}, 1));
+  EXPECT_TRUE(after({0.1, -3}, counted, 3).empty());  // steps count from 1
 }
 
 TEST(OptimizerUpdate, KeepsTheDTypeOfItsScalars) {

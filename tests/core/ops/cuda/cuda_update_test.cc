@@ -50,17 +50,23 @@ class CudaUpdate : public StandinCuda {
     int scalars = 0;  // the first states; float64 with an attribute, otherwise float32
   };
 
-  // One update of fresh parameters and states, which then are the result.
+  // One update of fresh parameters and states, which then are the result. feeds_offset: the step's
+  // number is fed as a sum of two.
   static Values Update(const Case& c, DType dtype, const ProviderList& providers,
-                       bool off_a_word = false) {
+                       bool off_a_word = false, bool feeds_offset = false) {
     auto graph = std::make_shared<Graph>("update");
     const std::vector<int64_t> sizes = Sizes();
     std::vector<Value*> inputs = {
-        graph->AddInput("rate", ValueType::Tensor(DType::kFloat64, Shape{})),
+        graph->AddInput("rate",
+                        ValueType::Tensor(DType::kFloat64, feeds_offset ? Shape{2} : Shape{})),
         graph->AddInput("step", ValueType::Tensor(DType::kInt64, Shape{})),
         graph->AddInput("scale", ValueType::Tensor(DType::kFloat64, Shape{}))};
     Values feeds = {Tensor::Scalar<double>(0.05), Tensor::Scalar<int64_t>(9),
                     Tensor::Scalar<double>(0.5)};
+    if (feeds_offset) {
+      feeds[0] = Tensor::Of<double>({2}, {0.05, -4});
+      feeds[1] = Tensor::Scalar<int64_t>(13);
+    }
     std::mt19937 random(5);
     PlanOptions options;
     ParameterSet parameters;
@@ -89,6 +95,7 @@ class CudaUpdate : public StandinCuda {
     }
     AttributeMap all = {{"count", static_cast<int64_t>(sizes.size())}, {"weight_decay", 0.1f}};
     if (!is_plain) all[c.attribute] = int64_t{1};
+    if (feeds_offset) all["fed"] = std::vector<std::string>{"learning_rate", "step_offset"};
     Node* node = graph->AddOp(c.op, inputs, all, kCaesuraDomain,
                               static_cast<int>(sizes.size()) * (1 + c.states), c.op);
     node->set_phase(Phase::kOptimizer);
@@ -163,6 +170,15 @@ TEST_F(CudaUpdate, ParametersMayLieAnywhere) {
     const Case c = {"AdamWUpdate", "", 2};
     const Values wanted = Update(c, dtype, {cuda, cpu});
     EXPECT_TRUE(SameBits(Update(c, dtype, {cuda, cpu}, true), wanted));
+  }
+}
+
+TEST_F(CudaUpdate, StepsMayHaveAnOffset) {
+  const auto cpu = MakeCpuProvider(), cuda = Provider();
+  for (const Case& c :
+       {Case{"AdamWUpdate", "", 2}, Case{"NAdamUpdate", "", 3, 1}, Case{"LambUpdate", "", 2}}) {
+    const Values wanted = Update(c, DType::kFloat32, {cuda, cpu});
+    EXPECT_TRUE(SameBits(Update(c, DType::kFloat32, {cuda, cpu}, false, true), wanted)) << c.op;
   }
 }
 

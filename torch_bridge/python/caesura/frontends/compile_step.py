@@ -185,15 +185,15 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self._calls = []
         self._names = {id(tensor): name for name, tensor in tensors_of_step(self.module, self.loss_fn, self.optimizer).items()}
         try:
-            recipe = describe_optimizer(self.optimizer, self._names, self._gradients, clip_norm=self.clip_norm,
+            recipe = describe_optimizer(self.optimizer, self._gradients, clip_norm=self.clip_norm,
                                         accumulation_steps=self.accumulation_steps, changing=changing)
         except ValueError as error:
             raise StepRefused(str(error)) from None
         if isinstance(recipe, Stepping):
-            self._ranks.refuse_optimizer(self.optimizer)
+            self._ranks.refuse_optimizer(self.optimizer, recipe.reason)
         if isinstance(recipe, Stepping) and self.precision == "fp16":
-            raise StepRefused(f"with precision 'fp16' the program must do the update, which {type(self.optimizer).__name__} "
-                              "cannot be written into; 'bf16' needs no scaled loss")
+            raise StepRefused(f"with precision 'fp16' the program must do the update, which PyTorch's {type(self.optimizer).__name__} "
+                              f"would do ({recipe.reason}); 'bf16' needs no scaled loss")
         if self._recipe is not None and self._recipe.written() != recipe.written():
             self._open_again()
         self._recipe = recipe
@@ -325,7 +325,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     def _first(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Runs a call that matches none of `_calls`."""
-        self._ranks.find(self._programs, self.optimizer, isinstance(self._recipe, Recipe))
+        self._ranks.find(self._programs, self.optimizer, self._recipe.reason)
         loss: torch.Tensor = self._ranks.call(self, lambda: self._run_first(args, kwargs))
         return loss
 
@@ -391,6 +391,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             self._programs.append(program)
             self._recalled = {path: leaf.shape for path, leaf in leaves(args, kwargs).items()}
         program.rebind()
+        program.follow_counts()
         self._ranks.admit(program)
         if not self._join_window(program):
             return False

@@ -71,8 +71,11 @@ class Exported:
         if program.kept:
             raise ValueError("the step leaves tensors in attributes of the module or in arguments, which no file has: it cannot be "
                              "exported")
+        if program.has_offsets:
+            raise ValueError("the step's parameters have had other numbers of updates (heads that take turns, parts that were thawed), "
+                             "and an exported step counts one: it cannot be exported")
         recipe = self._recipe
-        groups = recipe.groups_of(program.trained)
+        groups = recipe.groups_of(program.rows)
         rates = [coefficients["learning_rate"] for _, _, coefficients in groups]
         rate = next((r for r in rates if r), 0.0)  # by which the groups' are known
         groups = [{"names": names, "learning_rate_scale": own / rate if rate else 1.0, "optimizer": name, "coefficients": coefficients}

@@ -15,6 +15,7 @@ from caesura.errors import Suspended
 from caesura.runtime.optimizers import Recipe
 from caesura.runtime.step_program import Captured, StepProgram
 from caesura.runtime.step_ranks import StepRanks
+from caesura.runtime.update_rows import UpdateRows
 from caesura.typing import Path, Properties
 
 _FACTS = "caesura.compiled_step"  # the property of a checkpoint that tells what no session knows
@@ -204,7 +205,8 @@ class Suspendable(_core.StepCalls):
             program.session.set_position(program.updates(), self.micro_steps)
         is_first = self.micro_steps % self.accumulation_steps == 0
         facts = {"version": 1, "micro_steps": self.micro_steps,
-                 "counts": {names[id(p)]: float(self._recipe.count(p)) for p in program.learners},
+                 "counts": {name: float(self._recipe.count(p)) for name, p in program.learners.items()},
+                 "rows": program.rows if program.has_offsets else None,
                  "counters": {name: int(self.module.get_buffer(name)) for name in self._counters(program)},
                  "coefficients": [[_at(group, place) for place in self._recipe.places()] for group in self.optimizer.param_groups],
                  "window": [] if is_first else sorted(names[i] for i in self._window),
@@ -248,11 +250,19 @@ class Suspendable(_core.StepCalls):
         facts = _read_facts(os.fspath(path))
         program = self._capture_call(args, kwargs).program
         names = {name: p for name, _, p in program.bound}
-        learners = {name for name, p in names.items() if id(p) in program.learning}
+        learners = program.learners.keys()
         groups, places = self.optimizer.param_groups, self._recipe.places()
         if facts["counts"].keys() != learners or facts["counters"].keys() != set(self._counters(program)) or \
-                [len(row) for row in facts["coefficients"]] != [len(places)] * len(groups) or not learners.issuperset(facts["window"]):
+                [len(row) for row in facts["coefficients"]] != [len(places)] * len(groups) or not learners >= set(facts["window"]):
             raise ValueError(f"checkpoint '{os.fspath(path)}' does not fit the step: it trains other parameters, or in other groups")
+        if facts["rows"] is None:
+            rows = UpdateRows(self._recipe.members).of(program.learners)
+        elif sorted(name for _, row in facts["rows"] for name in row) != sorted(learners):
+            raise ValueError(f"checkpoint '{os.fspath(path)}' does not fit the step: its rows are of other parameters")
+        else:
+            rows = facts["rows"], True
+        if (program.rows, program.has_offsets) != rows:
+            program.open(program.forward, program.bound, rows)
         properties: dict[str, int | float | str] = program.session.restore(os.fspath(path))
         del properties[_FACTS]
         self._calls, self._waits = [], program.session.suspended
@@ -289,6 +299,7 @@ def _read_facts(path: str) -> dict[str, Any]:
                 "counts": {name: float(count) for name, count in facts["counts"].items()},
                 "counters": {name: int(count) for name, count in facts["counters"].items()},
                 "coefficients": [[float(value) for value in row] for row in facts["coefficients"]],
+                "rows": None if facts.get("rows") is None else [(int(i), list(map(str, names))) for i, names in facts["rows"]],
                 "window": list(map(str, facts["window"])), "random": random}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"'{path}': its facts of a compiled step are damaged, or written by a newer release") from None

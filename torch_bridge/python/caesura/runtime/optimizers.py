@@ -12,6 +12,7 @@ from caesura.capture.compat import foreach_add_, foreach_mul_, step_hooks
 from caesura.reports import fall_back
 from caesura.rewrites.dtensors import is_dtensor
 from caesura.runtime.gpu import CPU
+from caesura.runtime.update_rows import UpdateRows
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,6 @@ _UPDATES = {
 _HOOKS = "hooks around its step"
 MEMBERS = "other parameters"
 OPTIONS = "options that change between steps"
-_UNEQUAL = "parameters that were updated unequally often"
 _TURNS = "parameters that get gradients by turns within one update"
 
 # Counts of each parameter's updates, for optimizers that do not say so in their state.
@@ -144,8 +144,8 @@ def _read(group, place) -> float:
 @dataclass
 class Recipe:
     """An optimizer of PyTorch's as an update op: what a training session needs to know of it."""
+    reason = None  # for which PyTorch would do the update
     optimizer: torch.optim.Optimizer
-    names: list        # of each group's parameters
     trained: dict      # id of a parameter to its group
     gradients: Gradients  # of the calls that come before an update; None where each is one
     members: list = field(init=False)  # the groups' parameters, by id
@@ -157,14 +157,24 @@ class Recipe:
         self.members, self.options = _members(self.optimizer), _options(self.optimizer)
         self.scalars = [dtype for (dtype,) in _scalar_dtypes(self.optimizer)]
         self._scalar_of = {of: dtype for ids, dtype in zip(self.members, self.scalars) for of in ids}
+        self._rows = UpdateRows(self.members)
         self.fed = {"learning_rate": "lr"} | self.update.fed
         self.name, self.coefficients = self.options[0][:2]
 
-    def groups_of(self, trained) -> list:
-        """As a session takes them: (those of its parameters' names that are in `trained`, optimizer, its coefficients)."""
-        return [([n for n in names if n in trained], name,
-                 flags | self._precision(scalars) | {key: _read(group, place) for key, place in self.fed.items()})
-                for names, (name, flags, _), scalars, group in zip(self.names, self.options, self.scalars, self.optimizer.param_groups)]
+    def rows_of(self, learners: dict, is_divided: bool = False) -> tuple[list, bool]:
+        """UpdateRows.of() the parameters, by name, of a program that is called. is_divided: as for bindings()."""
+        if self.counts_matter:
+            self._rows.take({id(p): float(self._held_count(p, is_divided)) for p in learners.values()})
+        return self._rows.of(learners)
+
+    def has_rows(self, program) -> bool:
+        """True if the program was opened with the rows that its parameters have now."""
+        return self._rows.of(program.learners) == (program.rows, program.has_offsets)
+
+    def groups_of(self, rows) -> list:
+        """As a session takes them: (the parameters' names, optimizer, its coefficients) of each row."""
+        return [(names, self.options[i][0], self.options[i][1] | self._precision(self.scalars[i])
+                 | {key: _read(self.optimizer.param_groups[i], place) for key, place in self.fed.items()}) for i, names in rows]
 
     def _precision(self, scalars) -> dict:
         """The flags for scalar states of such a dtype."""
@@ -196,14 +206,9 @@ class Recipe:
         return OPTIONS if self.options != _options(self.optimizer) else None
 
     def misfit(self, program, window):
-        """The reason why the program cannot make the next update (gradients by turns, unequal counts); or None.
+        """The reason why the program cannot make the next update; or None.
         window: the parameters that have gradients since the last update."""
-        if window - program.learning:
-            return _TURNS
-        if not self.counts_matter:
-            return None
-        counts = torch.stack(program.counts())
-        return _UNEQUAL if bool((counts != counts[0]).any()) else None
+        return _TURNS if window - program.learning else None
 
     def refuse_sparse(self, parameter) -> None:
         """Raises what the optimizer raises for a sparse gradient of the parameter."""
@@ -241,19 +246,26 @@ class Recipe:
                 raise ValueError(f"the optimizer's {name} is {held.dtype} {list(held.shape)}, its parameter "
                                  f"{parameter.dtype} {list(parameter.shape)}")
             found[name] = held.to(parameter.device, dtype).contiguous()
-        self._bind_count(parameter, state, bool(states) and all(state.get(name) is not None for name in states), is_divided)
+        self._bind_count(parameter, is_divided)
         if found:
             self.optimizer.state[parameter].update(found)
         accumulator = {} if self.gradients is None else {"accumulator": self.gradients.of(parameter)}
         return accumulator | {f"optimizer.{name}": tensor for name, tensor in found.items()}
 
-    def _bind_count(self, parameter, state, has_states, is_divided):
-        """Has a float32 scalar count the parameter's updates. PyTorch knows a first one by what the state lacks, where it does
-        not count; divided state lacks it always."""
+    def _held_count(self, parameter, is_divided):
+        """The count of the parameter's updates that is held so far. PyTorch knows a first one by what the state lacks, where it
+        does not count; divided state lacks it always."""
+        state = self.optimizer.state.get(parameter, {})
+        if self.update.keeps_count:
+            return state.get("step", 0.0)
+        states = self.update.states(self.trained[id(parameter)], parameter)
+        has_states = bool(states) and all(state.get(name) is not None for name in states)
+        return _counts_of(self.optimizer).get(parameter, float(has_states)) if has_states or is_divided else 0.0
+
+    def _bind_count(self, parameter, is_divided):
+        """Has a float32 scalar count the parameter's updates."""
         held, key = (self.optimizer.state[parameter], "step") if self.update.keeps_count else (_counts_of(self.optimizer), parameter)
-        count = held.get(key, 0.0)
-        if not self.update.keeps_count:
-            count = held.get(key, float(has_states)) if has_states or is_divided else 0.0
+        count = self._held_count(parameter, is_divided)
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
             count = torch.tensor(float(count), device="cpu")
@@ -275,9 +287,13 @@ class Recipe:
 
     def begin(self, program, micro_steps: int) -> None:
         """Before a step of the program."""
-        program.session.feed_coefficients([_read(group, place) for group in self.optimizer.param_groups
-                                           for place in self.fed.values()])
-        program.session.set_position(program.updates(), micro_steps)
+        first, values = program.updates(), []
+        for i, names in program.rows:
+            values += [_read(self.optimizer.param_groups[i], place) for place in self.fed.values()]
+            if program.has_offsets:
+                values.append(float(self.count(program.learners[names[0]])) - first if names else 0.0)
+        program.session.feed_coefficients(values)
+        program.session.set_position(first, micro_steps)
 
     def end(self, program, micro_steps: int, window) -> None:
         """After a step of the program; `micro_steps` counts it."""
@@ -337,8 +353,8 @@ class Stepping:
 
     name, coefficients, fed = "sgd", {}, {}  # of an update that the session never comes to
 
-    def __init__(self, optimizer, gradients: Gradients, clip_norm: float, accumulation_steps: int):
-        self.optimizer, self.clip_norm, self.count = optimizer, clip_norm, accumulation_steps
+    def __init__(self, optimizer, gradients: Gradients, clip_norm: float, accumulation_steps: int, reason: str):
+        self.optimizer, self.clip_norm, self.count, self.reason = optimizer, clip_norm, accumulation_steps, reason
         self.trained = {id(p): g for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
         self.gradients, self.members = gradients, _members(optimizer)
         if type(optimizer) is torch.optim.SGD:  # what was not updated yet has no momentum
@@ -346,8 +362,14 @@ class Stepping:
                 if not count:
                     optimizer.state.pop(parameter, None)
 
-    def groups_of(self, trained) -> list:
+    def rows_of(self, learners, is_divided: bool = False) -> tuple[list, bool]:
+        return [], False
+
+    def groups_of(self, rows) -> list:
         return []
+
+    def has_rows(self, program) -> bool:
+        return True
 
     def written(self):
         return Stepping, self.members
@@ -390,22 +412,22 @@ class Stepping:
         self.optimizer.step()
 
 
-def describe_optimizer(optimizer, names, gradients, *, clip_norm, accumulation_steps, changing=None):
+def describe_optimizer(optimizer, gradients, *, clip_norm, accumulation_steps, changing=None):
     """Describes the optimizer for a training session. The result is a Recipe, or, if there is no such update op, a
     Stepping with a FallbackWarning. Raises ValueError if neither fits.
 
-    names: id of a parameter to its name. changing: what a program would hold but changes between steps.
+    changing: what a program would hold but changes between steps.
     """
     problem = changing or _no_recipe(optimizer)
     if problem is None:
-        return _make_recipe(optimizer, names, gradients if accumulation_steps > 1 else None)
+        return _make_recipe(optimizer, gradients if accumulation_steps > 1 else None)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(f"{type(optimizer).__name__} evaluates the loss several times in a step (closure)")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(f"{type(optimizer).__name__} takes sparse gradients alone, and a step's are dense")
     fall_back([(f"{type(optimizer).__name__}.step", problem, "compile_step")])
-    return Stepping(optimizer, gradients, clip_norm, accumulation_steps)
+    return Stepping(optimizer, gradients, clip_norm, accumulation_steps, problem)
 
 
 def _no_recipe(optimizer):
@@ -456,7 +478,6 @@ def _scalar_dtypes(optimizer) -> list:
              for name in names if name in state} or {_default_scalar()} for group in optimizer.param_groups]
 
 
-def _make_recipe(optimizer, names, gradients) -> Recipe:
-    members = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
-    trained = {id(p): group for group, parameters in zip(optimizer.param_groups, members) for p in parameters}
-    return Recipe(optimizer, [[names[id(p)] for p in parameters] for parameters in members], trained, gradients)
+def _make_recipe(optimizer, gradients) -> Recipe:
+    trained = {id(p): group for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    return Recipe(optimizer, trained, gradients)

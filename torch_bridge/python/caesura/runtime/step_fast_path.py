@@ -70,12 +70,12 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
         watch.tensor(counter, True)
     program.watch(watch)
     _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner._recipe.places()})
-    for parameter in program.learners:
+    for parameter in program.learners.values():
         watch.unhooked(parameter)
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
-    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, list(groups),
-                          owner._recipe.places(),
-                          program.counts(), owner._recipe.counts_matter, program.learning, owner.accumulation_steps,
+    rows = [(groups[i], [owner._recipe.count(program.learners[name]) for name in names]) for i, names in program.rows]
+    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, rows, owner._recipe.places(),
+                          owner._recipe.counts_matter, program.has_offsets, program.learning, owner.accumulation_steps,
                           list(counters), [value for _, _, value in program.bound if id(value) not in program.learning],
                           SEED if program.random else None, program.gpu)
 

@@ -53,30 +53,37 @@ class StepProgram:
     rank_parts = ()  # the names of the parameters of which this rank has its own part
     dtype = torch.float32  # of the loss
     meeting = None  # of the step's ranks, since which the session compares what it is told
+    rows, has_offsets = (), False  # Recipe.rows_of() of its parameters
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
         self._watch = None  # of what rebind() has bound last
 
-    def open(self, forward: onnx.ModelProto, bound):
-        """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself."""
+    def open(self, forward: onnx.ModelProto, bound, rows=None):
+        """forward: the model. bound: (name, position among the capture's values, tensor) that the session holds itself. rows: as
+        Recipe.rows_of() gives them; by default of the parameters as they are."""
         owner, recipe = self.owner, self.owner._recipe
         self.forward, self.bound = forward, bound
-        self.trained = [name for name, _, value in bound if id(value) in recipe.trained]
-        self.learners = [value for _, _, value in bound if id(value) in recipe.trained]
-        self.learning = frozenset(map(id, self.learners))
+        self.learners = {name: value for name, _, value in bound if id(value) in recipe.trained}
+        self.trained = [*self.learners]
+        self.learning = frozenset(map(id, self.learners.values()))
+        rows, has_offsets = rows or self._rows_now()
+        if has_offsets:
+            owner._ranks.shards.refuse_rows(rows)
         device = bound[0][2].device
         self.gpu = None if device == CPU else open_gpu(device)[0]
         among = owner._ranks.arguments(device, self.gpu)
         self.session = _core.Training.open(forward.SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
-            "coefficients": recipe.coefficients, "groups": recipe.groups_of(self.trained), "fed": [*recipe.fed],
+            "coefficients": recipe.coefficients, "groups": recipe.groups_of(rows),
+            "fed": [*recipe.fed, *(["step_offset"] if has_offsets else [])],
             "trainable": self.trained, "frozen": [], "clip_norm": float(owner.clip_norm),
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "unbiased_statistics": True,
             "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
             **among,
         }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
+        self.rows, self.has_offsets = rows, has_offsets  # of this session
         self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
         if self.gpu:  # the module's tensors stay there, whatever happens: a failure is the caller's to see
             self.session.disable_fallback()
@@ -131,15 +138,29 @@ class StepProgram:
         """Adds to a _core.Watch all that rebind() depends on."""
         for _, _, value in self.bound:
             watch.tensor(held(value), True)
-        self.owner._recipe.watch(watch, self.learners)
+        self.owner._recipe.watch(watch, self.learners.values())
 
     def counts(self) -> list:
         """The tensors that count the updates of each of the program's parameters."""
-        return [self.owner._recipe.count(parameter) for parameter in self.learners]
+        return [self.owner._recipe.count(parameter) for parameter in self.learners.values()]
 
     def updates(self) -> int:
-        """The number of updates, if it is the same for all parameters."""
-        return int(self.owner._recipe.count(self.learners[0]))
+        """The number of updates of the first row that has parameters, by which the session counts."""
+        return int(self.owner._recipe.count(self.learners[next(names[0] for _, names in self.rows if names)]))
+
+    def _rows_now(self):
+        """The rows of the program's parameters, for a call of it. Quick calls of programs that have others now are dropped."""
+        owner = self.owner
+        rows = owner._recipe.rows_of(self.learners, owner._ranks.shards.is_divided)
+        owner._calls = [call for call in owner._calls if owner._recipe.has_rows(call.program)]
+        return rows
+
+    def follow_counts(self):
+        """Opens the session again if parameters that it takes to have had the same number of updates no longer have."""
+        rows = self._rows_now()
+        if rows != (self.rows, self.has_offsets):
+            self.owner._refuse_while_one_waits()
+            self.open(self.forward, self.bound, rows)
 
     def ended(self):
         """Counts a step that has come to its end."""
@@ -192,6 +213,7 @@ class CapturedStep(StepProgram):
         positions = {name: position for name, position, _ in self.bound}
         self.refuse_others(lambda name: values[positions[name]])
         self.rebind()
+        self.follow_counts()
         self.counted = [(values[position], count) for position, count in self.counters]
         if owner._capturing:
             raise Captured(self, values)

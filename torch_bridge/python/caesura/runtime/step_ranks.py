@@ -46,21 +46,22 @@ class StepRanks:
                          "broadcast_buffers": ranks.broadcast_buffers}
         self._has_parts = False
 
-    def find(self, programs, optimizer, is_written):
-        """Finds the other ranks, which may have come after compile_step(). is_written: the optimizer is part of the step."""
+    def find(self, programs, optimizer, reason):
+        """Finds the other ranks, which may have come after compile_step(). reason: why the optimizer is no part of the step; None: it
+        is."""
         if self._has_others:
             return
         self._has_others = has_other_ranks(self._group)
         if self._has_others and any(p.session is not None for p in programs):
             raise StepRefused("the process group was initialised after this step's first call: make the step again")
-        if self._has_others and not is_written:
-            self.refuse_optimizer(optimizer)
+        if self._has_others and reason:
+            self.refuse_optimizer(optimizer, reason)
 
-    def refuse_optimizer(self, optimizer):
+    def refuse_optimizer(self, optimizer, reason):
         """Refuses an optimizer that PyTorch steps: the gradients that it would read are those of this rank."""
         if has_other_ranks(self._group):
-            raise StepRefused(f"with several ranks the program must do the update, which {type(optimizer).__name__} cannot be written "
-                              "into; write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
+            raise StepRefused(f"with several ranks the program must do the update, which PyTorch's {type(optimizer).__name__} would do "
+                              f"({reason}); write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
 
     def take_parts(self, tensors: dict):
         """Tells how the ranks hold these tensors, by name, of a program.

@@ -3,6 +3,8 @@
 
 import torch
 
+from caesura.errors import StepRefused
+
 
 class StepShards:
     """The parts of the optimizer state that this rank has: tensors that all sessions of a step write to.
@@ -22,6 +24,15 @@ class StepShards:
     def is_divided(self) -> bool:
         """True if a rank has parts of the state only; False before the first session is opened."""
         return bool(self._buckets)
+
+    def refuse_rows(self, rows):
+        """Refuses rows of parameters (Recipe.rows_of) that have had other numbers of updates and lie in one bucket."""
+        row_of = {name: row for row, (_, names) in enumerate(rows) for name in names}
+        for members in (bucket["members"] for bucket in self._buckets):
+            other = next((name for name in members if row_of.get(name) != row_of.get(members[0])), None)
+            if other is not None:
+                raise StepRefused(f"'{members[0]}' and '{other}' have had other numbers of updates, and with divided state (shard) they "
+                                  "lie in one bucket, whose update counts one; write shard=0")
 
     def bind(self, program, optimizer):
         """Has the program's session write to this rank's parts. They are taken from whole state, where the optimizer has some
