@@ -6,6 +6,7 @@
 #include "core/base/status_macros.h"
 #include "core/execute/partial_executor.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/plan/exchange_start.h"
 
 namespace caesura {
 
@@ -58,6 +59,15 @@ Status PartialExecutor::PlaceDynamicOutputs(ExecutionState& state, const PlanSte
     if (id == 0 || output.kind == OutputInfo::Kind::kSizedInCompute) continue;
     if (output.kind == OutputInfo::Kind::kUnset) {
       return Internal("kernel did not decide on output " + std::to_string(i));
+    }
+    const Value& value = *plan.values()[id].value;
+    if (std::any_of(value.uses().begin(), value.uses().end(),
+                    [](const Value::Use& use) { return StartsExchange(*use.node); })) {
+      const std::optional<Shape> typed = value.type().ConcreteShape();
+      if (typed && *typed != output.shape) {
+        return Internal("made " + output.shape.ToString() + ", and is exchanged as " +
+                        typed->ToString());
+      }
     }
     auto in_place = [&](const Alias& a) {
       return a.output == static_cast<int>(i) && a.kind == Alias::Kind::kInPlace &&

@@ -5,6 +5,7 @@
 #include "core/base/status_macros.h"
 #include "core/graph/op_def.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/plan/exchange_start.h"
 #include "core/plan/function_expansion.h"
 #include "core/plan/node_error.h"
 #include "core/plan/phases/plan_phases.h"
@@ -12,6 +13,11 @@
 
 namespace caesura {
 namespace {
+
+// The shape that the node may be planned by for an input that is sized at run time.
+std::optional<Shape> ShapeByType(const Node& node, int input) {
+  return StartsExchange(node) ? node.input(input)->type().ConcreteShape() : std::nullopt;
+}
 
 // A provider has a kernel for the body as a whole; it is not run here.
 bool IsCompiled(const Node& node) { return node.Is(kCompiledSubgraphOp, kCaesuraDomain); }
@@ -52,6 +58,13 @@ NodeDraft MakeDraft(PlanDraft& plan, const Node& node, int position) {
     draft.infos.push_back(Describe(plan.values[id]));
     draft.infos.back().value = plan.values[id].contents;
   }
+  for (int i = 0; i < draft.explicit_inputs; ++i) {
+    if (draft.inputs[i] == 0 || plan.values[draft.inputs[i]].known) continue;
+    const std::optional<Shape> shape = ShapeByType(node, i);
+    if (!shape) continue;
+    draft.infos[i].dtype = node.input(i)->dtype();
+    draft.infos[i].shape = *shape;
+  }
   for (const Value* output : node.outputs()) draft.outputs.push_back(ValueId(plan, output));
   if (!node.Subgraphs().empty() && !IsCompiled(node)) AddBodies(plan, draft);
   return draft;
@@ -60,7 +73,8 @@ NodeDraft MakeDraft(PlanDraft& plan, const Node& node, int position) {
 bool NeedsRuntimeShapes(const PlanDraft& plan, NodeDraft& draft) {
   // Bodies take their captured values at run time in any case.
   for (int i = 0; i < draft.explicit_inputs; ++i) {
-    if (draft.inputs[i] != 0 && !plan.values[draft.inputs[i]].known) return true;
+    if (draft.inputs[i] != 0 && !plan.values[draft.inputs[i]].known && !ShapeByType(*draft.node, i))
+      return true;
   }
   std::vector<DType> dtypes;
   for (const InputInfo& info : draft.infos) dtypes.push_back(info.dtype);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "core/kernels/kernel_registry.h"
+#include "core/providers/cpu_provider.h"
 #include "tests/core/execute/graph_fixture.h"
 
 namespace caesura::testing {
@@ -206,6 +207,29 @@ TEST(LateSteps, FollowDataDependentSizes) {
   const Values results = RunPlan(plan, {Floats(Shape{5}, {0, 1, 0, 1, 1})});
   EXPECT_THAT(ToFloats(results[1]), ElementsAre(1, 9, 16));
   EXPECT_EQ(RunPlan(plan, {Floats(Shape{5}, {0, 0, 0, 0, 0})})[1].tensor().shape(), (Shape{1, 0}));
+}
+
+TEST(LateSteps, EndWhereAnExchangeAmongRanksStarts) {
+  auto graph = GraphOf(R"((float[5] x, float[1,2] z) => (float[1,2] a, float[1,2] b) {
+    at = NonZero (x)
+    f = Cast <to = 1> (at)
+    y = Mul (f, f)
+    a, b = ai.caesura.CollectiveStart (y, z)
+  })");
+  graph->FindValue("y")->set_type(ValueType::Tensor(DType::kFloat32, Shape{1, 2}));
+  const RuntimeValue z = Floats(Shape{1, 2}, {1, 2});
+  auto plan = PlanOf(graph, {Ramp(Shape{5}), z}, {}, {MakeCpuProvider()});
+  ASSERT_NE(plan, nullptr);
+  EXPECT_EQ(BufferOf(*plan, "y").kind, Kind::kDynamic);
+  EXPECT_EQ(plan->steps().back().kind, PlanStep::Kind::kCompute);
+  EXPECT_TRUE(ValueNamed(*plan, "a").known);
+  ExecutionState state(plan);
+  const auto refusal = [&](const RuntimeValue& x) {
+    return Finish(state, {x, z}, {}).status().message();
+  };
+  EXPECT_THAT(refusal(Floats(Shape{5}, {0, 1, 0, 1, 0})), HasSubstr("no communicator"));
+  EXPECT_THAT(refusal(Floats(Shape{5}, {0, 1, 1, 1, 0})),
+              HasSubstr("made [1, 3], and is exchanged as [1, 2]"));
 }
 
 TEST(InPlace, UpdatesTheParameterItself) {

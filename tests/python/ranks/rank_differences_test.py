@@ -102,6 +102,37 @@ def second_step(rank):
     return True
 
 
-@pytest.mark.parametrize("body", (counts, second_step))
+class Expert(nn.Module):
+    """An expert that is given the tokens which their values choose. Each rank holds it whole."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp, self.expert, self.head = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.inp(x))
+        at = (x[:, 0] > 0).nonzero().flatten()
+        return self.head(x.index_add(0, at, self.expert(x[at])))
+
+
+def sizes_of_values(rank):
+    """Gradients that are sized at run time lie in a bucket with others, in one each, and in ranks' parts."""
+    for options in ({}, {"bucket_bytes": 1}, {"shard": 1}):
+        ours, eager = Expert(), Expert()
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (eager, ours)]
+        step = caesura.compile_step(ours, F.cross_entropy, optimizers[1], clip_norm=1.0, ranks=caesura.Ranks(**options))
+        for call in range(3):
+            loss = sum(F.cross_entropy(eager(x), y) for x, y in (_batch(r, call) for r in range(2))) / 2
+            optimizers[0].zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
+            optimizers[0].step()
+            torch.testing.assert_close(step(*_batch(rank, call)), loss.detach(), rtol=1e-5, atol=0)
+        _close(ours, eager)
+    return True
+
+
+@pytest.mark.parametrize("body", (counts, second_step, sizes_of_values))
 def test_two_ranks(body):
     run_ranks(2, body)
