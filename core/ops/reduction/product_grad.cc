@@ -92,6 +92,9 @@ Status CreateCumProdGrad(KernelInfo& info) {
 struct ProductSpec {
   ReductionSpec plan;
   std::vector<int64_t> reduced;  // offsets of the elements of one product, in order
+  // Whether no axes were given. As in PyTorch, a product of all elements with two zeros then has
+  // gradients of zero, whatever dY is (NaN, infinity).
+  bool of_all;
   int threads;
 };
 
@@ -122,9 +125,16 @@ void ProductGradient(const ProductSpec& at, const T* dy, const T* x, Accumulator
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t base = walk.offset(0) + j;
         A product = 1;
+        int64_t zeros = 0;
         for (int64_t k = 0; k < count; ++k) {
+          const A factor = static_cast<A>(x[base + at.reduced[k]]);
           before[base + at.reduced[k]] = product;
-          product *= static_cast<A>(x[base + at.reduced[k]]);
+          product *= factor;
+          zeros += factor == 0;
+        }
+        if (at.of_all && zeros > 1) {
+          for (const int64_t offset : at.reduced) dx[base + offset] = T(0);
+          continue;
         }
         A after = static_cast<A>(dy[cell * columns + j]);
         for (int64_t k = count - 1; k >= 0; --k) {
@@ -142,7 +152,7 @@ Status CreateReduceProdGrad(KernelInfo& info) {
   ASSIGN_OR_RETURN(const std::vector<bool> mask, ReducedAxes(info, shape, 2));
   RETURN_IF_ERROR(CheckAlike(info, info.InputShape(0),
                              ReducedShape(shape, mask, info.Attr<int64_t>("keepdims", 1) != 0)));
-  ProductSpec spec = {MakeReductionPlan(shape, mask), {}, info.threads()};
+  ProductSpec spec = {MakeReductionPlan(shape, mask), {}, info.HostInts(2).empty(), info.threads()};
   spec.reduced = ReducedOffsets(spec.plan);
   info.SetOutput(0, info.InputDType(1), shape);
   DispatchFloat(info.InputDType(1), [&](auto tag) {

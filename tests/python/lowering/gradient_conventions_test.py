@@ -77,6 +77,8 @@ CHANGED = ["clamp", "clamp_by_tensors", "clamp_min_by_tensor", "fmax", "fmin", "
 MORE = {
     "clamp_crossed": (lambda p: p.clamp(1, -1), KNEES), "selu": (F.selu, FAR), "elu": (lambda p: F.elu(p, 2.0), FAR),
     "bce_by_target": (lambda p: F.binary_cross_entropy(T([0.25, 0.5]), p, reduction="sum"), [0.0, 1.0]),
+    "product_with_zeros": (lambda p: p.prod() * math.nan, [0.0, 2.0, 0.0, math.inf]),
+    "product_along_with_zeros": (lambda p: p.prod(0) * math.nan, [0.0, 2.0, 0.0, 3.0]),
     "xlogy_of_numbers": (lambda p: torch.xlogy(2.0, p) + torch.xlogy(p, 3.0), [1.0, 2.0]),
     "max_and_index": (lambda p: torch.stack([t.float() for t in p.max(0)]), ROWS),
 }

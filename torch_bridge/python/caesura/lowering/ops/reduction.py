@@ -74,8 +74,10 @@ def min_all(w, node, x):
 
 @register(aten.prod.default, aten.prod.dim_int)
 def prod(w, node, x, axis=None, keepdim=False, *options):
-    axis = axis if isinstance(axis, int) and node.target == aten.prod.dim_int else None
-    return reduce(w, "ReduceProd", w.cast(x, result(node)[0]), _axes(axis, x.rank), keepdim, *result(node))
+    x = w.cast(x, result(node)[0])
+    if node.target == aten.prod.default and x.rank:  # without axes, as its gradient's rule for zeros is another one
+        return w.make("ReduceProd", [x], *result(node), keepdims=0)
+    return reduce(w, "ReduceProd", x, _axes(axis, x.rank), keepdim, *result(node))
 
 
 def _all(w, x, axes, keepdim, shape):
