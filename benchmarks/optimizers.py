@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own table of optimizer configurations through caesura.compile_step, beside eager PyTorch.
+"""PyTorch's own table of optimizer configurations through caesura.compile_step or caesura.fuse, beside eager PyTorch.
 
-    python benchmarks/optimizers.py [--only REGEX] [--dtypes float32,float64] [--uses REGEX]
+    python benchmarks/optimizers.py [--route step|fuse] [--only REGEX] [--dtypes float32,float64] [--uses REGEX]
+
+With `fuse` the loop is eager's, and only the optimizer's step is ours.
 
 The table is torch.testing._internal.common_optimizers.optim_db: every optimizer, with every combination of options that
 PyTorch tests on the CPU. Tensor learning rates and betas, and groups that differ, are added. Each configuration is used
 in several ways (USES): a plain loop, clipped gradients, parameter groups with a schedule, OneCycleLR and CyclicLR (they
 change momentum and betas), and a state that moves from one side to the other midway. After each use the parameters and
-the optimizer's whole state_dict() must agree with eager's. It prints each configuration that is not in our step, and
-why; then how many agree in our step, are left to PyTorch, are refused, or are wrong. It exits with 1 if one is wrong.
+the optimizer's whole state_dict() must agree with eager's. It prints each configuration that is not ours, and
+why; then how many agree, are left to PyTorch, are refused, or are wrong. It exits with 1 if one is wrong.
 """
 
 import argparse
@@ -126,14 +128,24 @@ def data(dtype):
 
 
 class Side:
-    """A module with its optimizer and schedule, trained by eager or by a compiled step."""
+    """A module with its optimizer and schedule, trained by eager, by a compiled step, or by eager with a fused optimizer."""
 
-    def __init__(self, kind, options, dtype, use, compiled):
+    def __init__(self, kind, options, dtype, use, route="eager"):
         groups, schedule, self.clip_norm, _ = use
         self.module = Net(kind is getattr(torch.optim, "Muon", None)).to(dtype)
         self.optimizer = kind(groups(self.module), **copy.deepcopy(options))
         self.schedule = schedule and schedule(self.optimizer)
-        self.step = caesura.compile_step(self.module, None, self.optimizer, clip_norm=self.clip_norm) if compiled else self.eager
+        if route == "fuse":
+            caesura.fuse(self.optimizer)
+        self.step = self.eager
+        if route == "step":
+            self.step = caesura.compile_step(self.module, None, self.optimizer, clip_norm=self.clip_norm)
+
+    @property
+    def is_pytorchs(self):
+        """True if PyTorch makes the updates."""
+        made = self.optimizer.step.updates._programs if hasattr(self.optimizer.step, "updates") else ()
+        return isinstance(self.step._recipe, Stepping) if isinstance(self.step, caesura.CompiledStep) else not made
 
     def eager(self, x):
         self.optimizer.zero_grad()
@@ -196,19 +208,19 @@ def swap_states(sides):
         side.optimizer.load_state_dict(optimizer)
 
 
-def outcome(kind, options, dtype, use):
+def outcome(kind, options, dtype, use, route):
     """(one of ORDER, why)."""
     torch._dynamo.reset()  # it counts the captures of all steps of a process
     try:
-        eager = Side(kind, options, dtype, use, compiled=False)
-        Side(kind, options, dtype, use, compiled=False).run(data(dtype))
+        eager = Side(kind, options, dtype, use)
+        Side(kind, options, dtype, use).run(data(dtype))
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        if kind is not torch.optim.LBFGS and kind is not torch.optim.SparseAdam:
+        if route == "fuse" or kind not in (torch.optim.LBFGS, torch.optim.SparseAdam):  # which steps refuse by themselves
             return "not run", f"eager fails: {str(error).splitlines()[0]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ours = Side(kind, options, dtype, use, compiled=True)
+            ours = Side(kind, options, dtype, use, route)
             sides = [eager, ours]
             batches = data(dtype)
             for side in sides:
@@ -222,20 +234,20 @@ def outcome(kind, options, dtype, use):
     found = differences(ours, eager, dtype)
     if found:
         return "wrong", "; ".join(found[:3])
-    return ("left", "PyTorch steps it") if isinstance(ours.step._recipe, Stepping) else ("ours", "")
+    return ("left", "PyTorch steps it") if ours.is_pytorchs else ("ours", "")
 
 
 ORDER = ("ours", "left", "refused", "not run", "wrong")
 
 
-def examine(rows, dtypes, uses, tell=print):
+def examine(rows, dtypes, uses, route="step", tell=print):
     """Returns a dict from outcome to the names of configurations, each by its worst use."""
     found = {key: [] for key in ORDER}
     for name, kind, options in rows:
         worst, where = "ours", ""
         for dtype in dtypes:
             for use in uses:
-                key, why = outcome(kind, options, dtype, USES[use])
+                key, why = outcome(kind, options, dtype, USES[use], route)
                 if ORDER.index(key) > ORDER.index(worst):
                     worst, where = key, f"{dtype}, {use}: {why}"
                 if key == "refused":
@@ -248,6 +260,7 @@ def examine(rows, dtypes, uses, tell=print):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--route", choices=("step", "fuse"), default="step")
     parser.add_argument("--only", default=".", help="configurations whose name has this")
     parser.add_argument("--dtypes", default="float32,float64")
     parser.add_argument("--uses", default=".", help="ways to use them, of: " + "; ".join(USES))
@@ -258,10 +271,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CAESURA_PROGRAM_CACHE"] = folder  # all configurations have one forward, captured once
         for title, rows in (("PyTorch's table", configurations(given.only)), ("added", added(given.only))):
-            found = examine(rows, dtypes, uses)
+            found = examine(rows, dtypes, uses, given.route)
             counts = {key: len(names) for key, names in found.items()}
             print(f"{title}: {sum(counts.values())} configurations, each {len(dtypes)} x {len(uses)} times: "
-                  f"{counts['ours']} agree in our step, {counts['left']} left to PyTorch, {counts['refused']} refused, "
+                  f"{counts['ours']} are ours and agree, {counts['left']} left to PyTorch, {counts['refused']} refused, "
                   f"{counts['not run']} fail in eager, {counts['wrong']} wrong", flush=True)
             wrong += counts["wrong"]
     return 1 if wrong else 0

@@ -120,6 +120,8 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     options.step.shard_buckets =
         nb::cast<std::vector<std::vector<std::string>>>(get("shard_buckets"));
   }
+  if (arguments.contains("gradient_inputs"))
+    options.step.gradient_inputs = nb::cast<bool>(get("gradient_inputs"));
   if (arguments.contains("custom_ops"))
     options.custom_ops = nb::cast<const CustomOps&>(get("custom_ops"));
   Model model = ReadSource(source);

@@ -70,8 +70,13 @@ Status TrainingSession::Prepare(Model model) {
   *progress_ = ProgressOf(options_, setup);
   ASSIGN_OR_RETURN(const auto ops, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops->Declare(model));  // gradients go through ops of the user's, too
-  ASSIGN_OR_RETURN(std::vector<std::string> trainable,
-                   TrainableNames(model, options_.step, &options_.step.loss));
+  std::vector<std::string> trainable = options_.step.trainable;
+  if (options_.step.gradient_inputs) {
+    RETURN_IF_ERROR(CheckNames("trainable: the model has no initializer", trainable,
+                               InitializerNames(*model.graph)));
+  } else {
+    ASSIGN_OR_RETURN(trainable, TrainableNames(model, options_.step, &options_.step.loss));
+  }
   std::vector<std::string> grouped;
   for (const ParameterGroup& group : options_.step.groups)
     grouped.insert(grouped.end(), group.names.begin(), group.names.end());

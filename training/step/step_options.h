@@ -96,6 +96,10 @@ struct StepOptions : TrainableOptions {
   bool unbiased_statistics = false;
   // True: a step hands out the gradient of each parameter, too ("gradient.NAME").
   bool keep_gradients = false;
+  // True: a step is fed the gradient of each trained parameter ("gradient.NAME", of its dtype and
+  // shape), and only clips and updates. No backward is built, so the loss is a number that depends
+  // on no parameter, an output of the model (Loss::Output), and `trainable` names initializers.
+  bool gradient_inputs = false;
   // Outputs of the model that a step also hands out, by name.
   std::vector<std::string> keep_outputs;
   // The dtype in which products, convolutions and attention compute

@@ -63,6 +63,11 @@ Result<Backward> AddBackward(Graph& graph, const StepOptions& options, bool is_a
                              const std::vector<std::string>& trainable) {
   Backward out;
   ASSIGN_OR_RETURN(out.loss, AddLoss(graph, options.loss));
+  if (options.gradient_inputs) {
+    for (const std::string& name : trainable)
+      out.gradients.push_back(graph.AddInput("gradient." + name, graph.FindValue(name)->type()));
+    return out;
+  }
   if (options.scales_loss())
     out.loss_scale = graph.AddInput(kLossScaleInput, ValueType::Tensor(DType::kFloat32, Shape{}));
   // A batch alone needs no count: its loss is the mean already.

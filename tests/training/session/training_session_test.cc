@@ -200,5 +200,37 @@ TEST(TrainingSessionTest, DisabledPassesThatAreNone) {
             "disabled_passes: there is no pass 'row_fuson' (nearest: 'row_fusion')");
 }
 
+TEST(TrainingSessionTest, UpdatesByGradientsThatItIsFed) {
+  TrainingOptions options;
+  options.step.optimizer = AdamW{.learning_rate = 0.5};
+  options.step.clip_norm = 0.1;
+  TrainingOptions whole = options;
+  whole.step.loss = Loss::MeanSquaredError("t");
+  whole.step.loss.prediction = "y";
+  whole.step.keep_gradients = true;
+  options.step.loss = Loss::Output("loss");
+  options.step.gradient_inputs = true;
+  options.step.trainable = {"w"};
+  constexpr char kUpdate[] = R"(<ir_version: 10, opset_import: ["": 21]>
+update (float zero) => (float loss) <float[2,2] w = {0.5, -0.25, 0.125, 1}> { loss = Neg (zero) })";
+  auto first = TrainingSession::Create(ParseModelText(kTwoOutputs).value(), whole).value();
+  // The whole step clips after it has kept the gradients that it hands out.
+  whole.step.clip_norm = 0;
+  auto unclipped = TrainingSession::Create(ParseModelText(kTwoOutputs).value(), whole).value();
+  auto second = TrainingSession::Create(ParseModelText(kUpdate).value(), options).value();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(unclipped->parameters().Set("w", first->parameters().Get("w").value()).ok());
+    ASSERT_TRUE(unclipped->Step(Batch(1.0f + i)).ok());
+    ASSERT_TRUE(first->Step(Batch(1.0f + i)).ok());
+    NamedValues feeds = unclipped->runs().gradients();
+    feeds["zero"] = Tensor::Scalar<float>(0);
+    EXPECT_EQ(second->Step(feeds).value(), 0);
+    EXPECT_EQ(Weights(*second), Weights(*first));
+  }
+  options.step.trainable = {"w", "v"};
+  EXPECT_THAT(TrainingSession::Create(ParseModelText(kUpdate).value(), options).status().message(),
+              HasSubstr("trainable: the model has no initializer 'v'"));
+}
+
 }  // namespace
 }  // namespace caesura

@@ -4,6 +4,7 @@
     import caesura
     model = caesura.wrap(model)                                   # a PyTorch module: forward and backward run here
     step = caesura.compile_step(model, loss_fn, optimizer)        # or the whole step, optimizer included
+    optimizer = caesura.fuse(optimizer)                           # the update of a loop of your own in one call
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
     session = caesura.onnxruntime.InferenceSession("net.onnx")    # or one that is only run
 
@@ -24,18 +25,20 @@ from caesura.sessions.training import TrainingSession
 if TYPE_CHECKING:  # type checkers and editors look here, since the names are looked up at run time
     from caesura.frontends.compile_step import CompiledStep, compile_step
     from caesura.frontends.export import load
+    from caesura.frontends.fuse import fuse
     from caesura.frontends.wrap import wrap
 
 # Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
     "CompiledStep": "caesura.frontends.compile_step",
     "compile_step": "caesura.frontends.compile_step",
+    "fuse": "caesura.frontends.fuse",
     "load": "caesura.frontends.export",
     "wrap": "caesura.frontends.wrap",
 }
 __all__ = [
     "CompiledStep", "Error", "FallbackWarning", "RankFailure", "Ranks", "SplitModule", "StepRefused", "StrictError",
-    "Suspended", "TrainingSession", "compile_step", "load", "profile", "stats", "strict", "wrap",
+    "Suspended", "TrainingSession", "compile_step", "fuse", "load", "profile", "stats", "strict", "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

@@ -91,6 +91,7 @@ _PRIVATE = {
     "all_gather_tensor": "torch.distributed._functional_collectives.all_gather_tensor",
     "DispatchKey": "torch._C.DispatchKey",
     "foreach_add_": "torch._foreach_add_",
+    "increment_version": "torch.autograd.graph.increment_version",
     "foreach_mul_": "torch._foreach_mul_",
     "HigherOrderOperator": "torch._ops.HigherOrderOperator",
     "jit_operation": "torch._C._jit_get_operation",  # an operator's entry that takes lists as they are, at the least cost

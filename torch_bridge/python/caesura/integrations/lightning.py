@@ -10,6 +10,7 @@ try:
 except ImportError:  # the same under the older distribution's name
     from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
 
+from caesura.frontends.fuse import fuse
 from caesura.integrations.in_place import wrap_in_place
 
 __all__ = ["CaesuraCallback"]
@@ -20,8 +21,8 @@ class CaesuraCallback(Callback):
 
     The callback wraps each module that the LightningModule has as an attribute and that has parameters, as
     caesura.wrap() says; lists and dicts of modules are wrapped item by item. It also wraps the LightningModule's own
-    `forward`, except where the strategy trains through another module (DDP). Losses, metrics and optimizers run in
-    PyTorch.
+    `forward`, except where the strategy trains through another module (DDP). Steps of the optimizers become one call, as
+    caesura.fuse() says. Losses and metrics run in PyTorch.
 
     The names in checkpoints stay the same, so training resumes with or without the callback. The modules stay wrapped
     after the run. Calls without a kernel warn; `with caesura.strict(): trainer.fit(...)` forbids them.
@@ -52,6 +53,11 @@ class CaesuraCallback(Callback):
                 chosen.append(pl_module)
         for module in chosen:
             wrap_in_place(module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fuses the optimizers; Lightning calls it when they have the state that a run goes on from."""
+        for optimizer in trainer.optimizers:
+            fuse(optimizer)
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
 

@@ -148,6 +148,7 @@ class Recipe:
     optimizer: torch.optim.Optimizer
     trained: dict      # id of a parameter to its group
     gradients: Gradients  # of the calls that come before an update; None where each is one
+    runs_hooks: bool = False  # whether the caller runs the hooks around the optimizer's step
     members: list = field(init=False)  # the groups' parameters, by id
     options: list = field(init=False)  # what is written into the update of each group
     scalars: list = field(init=False)  # the dtype of each group's scalar states
@@ -201,7 +202,7 @@ class Recipe:
         """The change of the optimizer that the written update does not cover; None if there is none."""
         if self.members != _members(self.optimizer):
             return MEMBERS
-        if _has_hooks(self.optimizer):
+        if not self.runs_hooks and _has_hooks(self.optimizer):
             return _HOOKS
         return OPTIONS if self.options != _options(self.optimizer) else None
 
@@ -418,7 +419,7 @@ def describe_optimizer(optimizer, gradients, *, clip_norm, accumulation_steps, c
 
     changing: what a program would hold but changes between steps.
     """
-    problem = changing or _no_recipe(optimizer)
+    problem = changing or _no_recipe(optimizer) or (_HOOKS if _has_hooks(optimizer) else None)
     if problem is None:
         return _make_recipe(optimizer, gradients if accumulation_steps > 1 else None)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -430,12 +431,15 @@ def describe_optimizer(optimizer, gradients, *, clip_norm, accumulation_steps, c
     return Stepping(optimizer, gradients, clip_norm, accumulation_steps, problem)
 
 
+def describe_own_step(optimizer):
+    """A Recipe for a step that runs the optimizer's hooks; or the reason why there is none."""
+    return _no_recipe(optimizer) or _make_recipe(optimizer, None, runs_hooks=True)
+
+
 def _no_recipe(optimizer):
-    """The reason why the optimizer is not written into the program; None if it is."""
+    """The reason why there is no update op for the optimizer and its options; None if there is one."""
     if type(optimizer) not in _UPDATES:
         return "there is no such update op"
-    if _has_hooks(optimizer):
-        return _HOOKS
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "its option differentiable"
     if any(group.get("adjust_lr_fn") not in (None, "original", *_MUON_RATES) for group in optimizer.param_groups):
@@ -478,6 +482,6 @@ def _scalar_dtypes(optimizer) -> list:
              for name in names if name in state} or {_default_scalar()} for group in optimizer.param_groups]
 
 
-def _make_recipe(optimizer, gradients) -> Recipe:
+def _make_recipe(optimizer, gradients, **more) -> Recipe:
     trained = {id(p): group for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    return Recipe(optimizer, trained, gradients)
+    return Recipe(optimizer, trained, gradients, **more)

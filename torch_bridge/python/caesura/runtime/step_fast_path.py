@@ -8,9 +8,11 @@ from caesura.capture.bytecode import graphs_called, is_plain
 from caesura.capture.compat import MODULE_PARTS, cache_entries, original, step_hooks
 from caesura.capture.sources import leaves, named
 from caesura.reports import Detour
+from caesura.runtime.gpu import CPU
 from caesura.runtime.optimizers import Recipe
 from caesura.runtime.step_program import SEED
 
+ZERO = torch.zeros((), device=CPU)  # that updates are fed
 # Reasons, and what to do.
 DOES_MORE = ("Dynamo's code for it does more than run the program: it sets an attribute, or makes an object",
              "Do such things outside of the forward. If it does none, report it with `caesura env`")
@@ -53,9 +55,7 @@ def find_guards(owner, program, args, kwargs):
 def open_call(owner, program, sources, guards, key=None, counters=()):
     """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.StepKey. Raises Detour where dynamo must
     be asked. counters: (buffer of the module's, what each call adds to it)."""
-    groups = owner.optimizer.param_groups
-    if any(type(group["params"]) is not list for group in groups):
-        raise Detour("the parameters of an optimizer's group are no list", "Give each group's params as a list")
+    _refuse_groups(owner.optimizer)
     if not all(draw.is_fixed for draw in program.draws):
         raise Detour("it draws random tensors whose sizes change", "dynamic=False captures each size")
     watch = _watch(owner.module) if key is None else key.watch
@@ -73,10 +73,31 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
     for parameter in program.learners.values():
         watch.unhooked(parameter)
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
-    rows = [(groups[i], [owner._recipe.count(program.learners[name]) for name in names]) for i, names in program.rows]
-    return _core.StepCall(program, program.session, guards, key and key.signature, watch, sources, rows, owner._recipe.places(),
-                          owner._recipe.counts_matter, program.has_offsets, program.learning, owner.accumulation_steps,
-                          list(counters), [value for _, _, value in program.bound if id(value) not in program.learning],
+    written = [value for _, _, value in program.bound if id(value) not in program.learning]
+    return _make(owner, program, guards, key and key.signature, watch, sources, counters, written)
+
+
+def open_update(owner, program, gradients):
+    """A _core.StepCall of an update, called with the gradients of all parameters, some of them None. Raises Detour where the
+    optimizer must be looked at."""
+    _refuse_groups(owner.optimizer)
+    watch = _core.Watch()
+    program.watch(watch)
+    _watch_optimizer(watch, owner.optimizer, {key for key, _, _ in owner._recipe.places()})
+    sources = [*((name, ("args", i)) for name, i in program.feeds), ("zero", ZERO)]
+    return _make(owner, program, None, _core.Signature(gradients, {}), watch, sources, (), [])
+
+
+def _refuse_groups(optimizer):
+    if any(type(group["params"]) is not list for group in optimizer.param_groups):
+        raise Detour("the parameters of an optimizer's group are no list", "Give each group's params as a list")
+
+
+def _make(owner, program, guards, signature, watch, sources, counters, written):
+    recipe, groups = owner._recipe, owner.optimizer.param_groups
+    rows = [(groups[i], [recipe.count(program.learners[name]) for name in names]) for i, names in program.rows]
+    return _core.StepCall(program, program.session, guards, signature, watch, sources, rows, recipe.places(), recipe.counts_matter,
+                          program.has_offsets, program.learning, owner.accumulation_steps, list(counters), written,
                           SEED if program.random else None, program.gpu)
 
 

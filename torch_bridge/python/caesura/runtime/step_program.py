@@ -41,6 +41,7 @@ class StepProgram:
 
     counters = draws = arguments = ()
     apart = ()  # (buffer's name, positions of it and of an argument among a call's values): they may share no memory
+    more = {}  # what its session is opened with besides
     kept = {}  # tensors that steps leave their results in beside the module's, by name
     is_captured = False
     gpu = None  # that the parameters are on; None: the CPU
@@ -81,7 +82,7 @@ class StepProgram:
             "accumulation_steps": recipe.accumulation_steps(owner.accumulation_steps), "commit": "late",
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "unbiased_statistics": True,
             "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
-            **among,
+            **self.more, **among,
         }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
         self.rows, self.has_offsets = rows, has_offsets  # of this session
         self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
