@@ -214,16 +214,15 @@ TEST(TrainingSessionTest, UpdatesByGradientsThatItIsFed) {
   constexpr char kUpdate[] = R"(<ir_version: 10, opset_import: ["": 21]>
 update (float zero) => (float loss) <float[2,2] w = {0.5, -0.25, 0.125, 1}> { loss = Neg (zero) })";
   auto first = TrainingSession::Create(ParseModelText(kTwoOutputs).value(), whole).value();
-  // The whole step clips after it has kept the gradients that it hands out.
-  whole.step.clip_norm = 0;
+  whole.step.clip_norm = 0;  // its gradients are what is fed
   auto unclipped = TrainingSession::Create(ParseModelText(kTwoOutputs).value(), whole).value();
   auto second = TrainingSession::Create(ParseModelText(kUpdate).value(), options).value();
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(unclipped->parameters().Set("w", first->parameters().Get("w").value()).ok());
     ASSERT_TRUE(unclipped->Step(Batch(1.0f + i)).ok());
     ASSERT_TRUE(first->Step(Batch(1.0f + i)).ok());
-    NamedValues feeds = unclipped->runs().gradients();
-    feeds["zero"] = Tensor::Scalar<float>(0);
+    const NamedValues feeds = {{"gradient.w", unclipped->runs().gradients().front()},
+                               {"zero", Tensor::Scalar<float>(0)}};
     EXPECT_EQ(second->Step(feeds).value(), 0);
     EXPECT_EQ(Weights(*second), Weights(*first));
   }
