@@ -93,10 +93,10 @@ def test_state_goes_to_an_eager_optimizer_and_back():
     torch.testing.assert_close(two, one)
 
 
-def test_parameters_without_gradients_stay(unwarned):
-    """Others are updated equally often, or do not count."""
+@pytest.mark.parametrize("kind", ["sgd, nesterov", "adamw", "groups", "asgd"])
+def test_parameters_without_gradients_stay(kind, unwarned):
     one, two = parameters(), parameters()
-    eager, ours = KINDS["sgd, nesterov"](one), caesura.fuse(KINDS["sgd, nesterov"](two))
+    eager, ours = KINDS[kind](one), caesura.fuse(KINDS[kind](two))
     for step, without in enumerate([(), (1,), (0, 2), (), (1,), (0, 1, 2)]):
         for given, optimizer in ((one, eager), (two, ours)):
             give_gradients(given, step, without)
