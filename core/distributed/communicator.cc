@@ -113,8 +113,12 @@ Status CheckCollective(const Collective& collective, int size) {
 Result<std::vector<int64_t>> Communicator::Gather(std::span<const int64_t> words,
                                                   Clock::time_point deadline) {
   const std::vector<int64_t> own = WithChecksum(words, rank());
-  ASSIGN_OR_RETURN(const std::vector<int64_t> sent, GatherWords(own, deadline));
-  return WithoutChecksums(sent, own.size(), *this);
+  const Result<std::vector<int64_t>> sent = GatherWords(own, deadline);
+  if (!sent.ok()) {
+    Abort(sent.status().message());
+    return sent.status();
+  }
+  return WithoutChecksums(*sent, own.size(), *this);
 }
 
 Result<std::unique_ptr<Gathering>> Communicator::StartGather(std::span<const int64_t> words) {

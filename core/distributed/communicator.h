@@ -133,7 +133,8 @@ class Communicator {
   // The control plane: every rank's words in the order of ranks (size() * words.size() of them). In
   // host memory, whatever device the tensors are on; a device's collectives have ended before it
   // comes back. Ranks decide by these words whether a step counts, so each rank's checksum goes
-  // with them: words that arrive otherwise than they were sent are kRankFailure.
+  // with them: words that arrive otherwise than they were sent are kRankFailure. Where it fails it
+  // has ended the communicator (Abort): the others learn of it, wherever they wait.
   Result<std::vector<int64_t>> Gather(std::span<const int64_t> words, Clock::time_point deadline);
   // Gather beside other work. It waits for no collective of a device.
   virtual Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words);

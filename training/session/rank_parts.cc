@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/run_collectives.h"
 #include "training/files/checkpoint.h"
 #include "training/session/rank_group.h"
 #include "training/step/parameter_shard.h"
@@ -119,6 +120,7 @@ Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) cons
                        "each rank has parts");
   }
   RETURN_IF_ERROR(MeetToSave());
+  RunCollectives gather(*communicator_, options_.ranks.timeout.value_or(communicator_->timeout()));
   for (const ParameterShard& shard : parameters_.shards()) {
     for (size_t m = 0; writes && has_divided_sums() && m < shard.members.size(); ++m) {
       const Tensor& like = TensorOf(set, shard.members[m]);
@@ -128,14 +130,8 @@ Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) cons
     for (const std::string& state : shard.states) {
       const Tensor& part = TensorOf(set, StateName(state, shard.name));
       Tensor all = Tensor::Zeros(shard.dtype, Shape{shard.layout.all()});
-      ASSIGN_OR_RETURN(const std::unique_ptr<Work> work,
-                       communicator_->Start(Collective::AllGather(shard.dtype, part.raw(),
-                                                                  all.raw(), shard.layout.part())));
-      const Status gathered = work->Wait(Deadline());
-      if (!gathered.ok()) {
-        communicator_->Abort(gathered.message());  // `all` ends here
-        return gathered;
-      }
+      RETURN_IF_ERROR(gather.Run(
+          Collective::AllGather(shard.dtype, part.raw(), all.raw(), shard.layout.part())));
       for (int m = 0; writes && m < shard.layout.tensors(); ++m) {
         const std::string& name = shard.members[m];
         Tensor whole = Tensor::Zeros(shard.dtype, TensorOf(set, name).shape());

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "tests/core/distributed/faulty_communicator.h"
 
 namespace caesura::testing {
 namespace {
@@ -100,6 +101,17 @@ TEST(Communicator, WordsOfAnotherRankAreNoticed) {
   const auto swapped = Arrived(
       {kA}, [](Words* sent) { std::rotate(sent->begin(), sent->begin() + 2, sent->end()); });
   EXPECT_THAT(swapped.status().message(), HasSubstr("the words of rank 0, 1 have not arrived"));
+}
+
+// The other ranks would wait for it until their time is over.
+TEST(Communicator, ARankThatCannotSendItsWordsTellsTheOthers) {
+  const auto ranks = LocalCommunicators(2);
+  FaultyCommunicator faulty(*ranks[0]);
+  faulty.At(0, [](const Collective&) { return RankFailure("planted: the link is down"); });
+  const int64_t words[] = {1};
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
+  EXPECT_FALSE(faulty.Gather(words, deadline).ok());
+  EXPECT_THAT(ranks[1]->Gather(words, deadline).status().message(), HasSubstr("planted"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/distributed/communicator.h"
+#include "tests/core/distributed/faulty_communicator.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/rank_session.h"
@@ -213,6 +214,28 @@ TEST(Shards, AFileThatCannotBeWrittenIsAnErrorOnAllRanks) {
     EXPECT_FALSE(session->Save(folder.path("no/such/folder")).ok());
     ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
   });
+}
+
+// Whatever call of a Save fails on a rank: the others learn of it, and do not wait for it.
+TEST(Shards, ARankThatFailsInASaveTellsTheOthers) {
+  const TemporaryFolder folder;
+  int events = 0;  // of a Save
+  for (int event = -1; event < events; ++event) {
+    RunRanks(2, [&](Communicator& inner) {
+      FaultyCommunicator c(inner);
+      const auto session = RankSession(Mlp(), c, Shard);
+      const bool breaks = c.rank() == 1;
+      c.At(breaks ? event : -1, [](const Collective&) { return RankFailure("planted"); });
+      const Status saved = session->Save(folder.path("c"));
+      if (event < 0) {
+        EXPECT_TRUE(saved.ok()) << saved.ToString();
+        if (breaks) events = c.events();
+      } else if (breaks || !saved.ok()) {
+        EXPECT_THAT(saved.message(), HasSubstr("planted")) << "event " << event;
+      }
+    });
+  }
+  EXPECT_GT(events, 6);
 }
 
 TEST(Shards, StateOfOneParameterIsNowhere) {
