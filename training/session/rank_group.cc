@@ -187,7 +187,8 @@ Status RankGroup::TakeParameters(int root) {
   }
   parameters_.ForRun().TouchAll();
   if (status.ok()) return {};
-  parameters_.set_lost(std::vector<std::string>());  // some are those of another rank
+  if (rank() != root)  // some are those of another rank
+    parameters_.set_lost(std::vector<std::string>());
   communicator_->Abort(status.message());
   return status;
 }

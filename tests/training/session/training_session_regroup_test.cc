@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/distributed/communicator.h"
+#include "tests/core/distributed/faulty_communicator.h"
 #include "tests/core/execute/faulty_provider.h"
 #include "tests/training/rank_session.h"
 
@@ -82,6 +83,32 @@ TEST(Regroup, ARankThatIsBehindTakesWhatOthersHaveDone) {
     ends[c.rank()] = ParametersOf(*session);
   });
   EXPECT_TRUE(SameBits(ends[0], ends[1]));
+}
+
+// A second rank is lost while parameters are given: the one that gives them still has them.
+TEST(Regroup, ARankThatIsLostMeanwhileTakesNoParametersAlong) {
+  const RealModel real = Mlp();
+  auto again = LocalCommunicators(2);
+  RunRanks(2, [&](Communicator& c) {
+    const auto session = RankSession(real, c);
+    ASSERT_TRUE(session->Step(PartOf(kModels[0].batch(1), c)).ok());
+    FaultyCommunicator next(*again[c.rank()]);
+    const auto fault = [](const Collective& collective) {
+      const bool gives = collective.kind == Collective::Kind::kBroadcast;
+      return gives ? RankFailure("planted") : Status();
+    };
+    next.At(c.rank() == 1 ? 5 : -1, fault);
+    const Values before = ParametersOf(*session);
+    const Status status =
+        session->Regroup(std::shared_ptr<Communicator>(&next, [](Communicator*) {}));
+    EXPECT_EQ(status.code(), StatusCode::kRankFailure) << status.ToString();
+    EXPECT_EQ(session->parameters().lost().has_value(), c.rank() == 1);
+    EXPECT_EQ(session->Regroup(nullptr).ok(), c.rank() == 0);
+    if (c.rank() == 0) {
+      EXPECT_TRUE(SameBits(ParametersOf(*session), before));
+      EXPECT_TRUE(session->Step(kModels[0].batch(2)).ok());
+    }
+  });
 }
 
 }  // namespace
