@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cassert>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/perform_collective.h"
 
 namespace caesura {
 namespace {
@@ -26,25 +26,6 @@ struct Meeting {
   bool done = false;
   Status status;
 };
-
-// `Reduce` of all ranks' elements [first, first + count), in their order.
-template <typename T>
-void ReduceInto(const Meeting& meeting, int64_t first, int64_t count, T* out) {
-  using Wide = std::conditional_t<kFloatTypes.Contains(DTypeOf<T>::value), double, T>;
-  const ReduceOp op = meeting.given.front()->op;
-  for (int64_t i = first; i < first + count; ++i) {
-    Wide value = static_cast<Wide>(static_cast<const T*>(meeting.given.front()->input)[i]);
-    for (size_t r = 1; r < meeting.given.size(); ++r) {
-      const Wide other = static_cast<Wide>(static_cast<const T*>(meeting.given[r]->input)[i]);
-      switch (op) {
-        case ReduceOp::kSum: value = static_cast<Wide>(value + other); break;
-        case ReduceOp::kMax: value = other > value || other != other ? other : value; break;
-        case ReduceOp::kMin: value = other < value || other != other ? other : value; break;
-      }
-    }
-    out[i - first] = static_cast<T>(value);
-  }
-}
 
 // All ranks share it. A thread does the work of meetings that are complete.
 class Group {
@@ -153,75 +134,14 @@ class Group {
       ready_.pop_front();
       working_ = true;
       lock.unlock();
-      Status status = Perform(*meeting);
+      std::vector<Collective> given;
+      for (const std::optional<Collective>& one : meeting->given) given.push_back(*one);
+      Status status = PerformCollective(given);
       lock.lock();
       meeting->status = std::move(status);
       meeting->done = true;
       working_ = false;
       changed_.notify_all();
-    }
-  }
-
-  static Status CheckAlike(const Meeting& meeting) {
-    const Collective& first = *meeting.given.front();
-    for (size_t r = 1; r < meeting.given.size(); ++r) {
-      const Collective& other = *meeting.given[r];
-      const bool pair = first.kind == Kind::kSend;
-      const bool alike = (pair || (first.kind == other.kind && first.peer == other.peer)) &&
-                         first.dtype == other.dtype && first.count == other.count &&
-                         first.op == other.op;
-      if (!alike)
-        return RankFailure("ranks do different things: " + first.ToString() + " on rank 0, " +
-                           other.ToString() + " on rank " + std::to_string(r));
-    }
-    return {};
-  }
-
-  static Status Perform(const Meeting& meeting) {
-    RETURN_IF_ERROR(CheckAlike(meeting));
-    const Collective& first = *meeting.given.front();
-    const int size = static_cast<int>(meeting.given.size());
-    const size_t part = static_cast<size_t>(first.count) * DTypeSize(first.dtype);
-    if (part == 0) return {};
-    switch (first.kind) {
-      case Kind::kAllReduce:
-      case Kind::kReduceScatter: Reduce(meeting, part); break;
-      case Kind::kBroadcast:
-        for (int r = 0; r < size; ++r)
-          std::memmove(meeting.given[r]->output, meeting.given[first.peer]->input, part);
-        break;
-      case Kind::kSend: std::memcpy(meeting.given[1]->output, first.input, part); break;
-      default: Move(meeting, part); break;
-    }
-    return {};
-  }
-
-  static void Reduce(const Meeting& meeting, size_t part) {
-    const Collective& first = *meeting.given.front();
-    const bool scatters = first.kind == Kind::kReduceScatter;
-    const auto parts = scatters ? meeting.given.size() : 1;
-    std::vector<char> reduced(part * parts);
-    DispatchNumeric(first.dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      ReduceInto(meeting, 0, first.count * static_cast<int64_t>(parts),
-                 reinterpret_cast<T*>(reduced.data()));
-    });
-    for (size_t r = 0; r < meeting.given.size(); ++r)
-      std::memcpy(meeting.given[r]->output, reduced.data() + (scatters ? r * part : 0), part);
-  }
-
-  // all_gather and all_to_all, by a copy of all inputs: outputs may lie on them.
-  static void Move(const Meeting& meeting, size_t part) {
-    const size_t size = meeting.given.size();
-    const bool gathers = meeting.given.front()->kind == Kind::kAllGather;
-    const size_t bytes = gathers ? part : part * size;
-    std::vector<char> inputs(bytes * size);
-    for (size_t r = 0; r < size; ++r)
-      std::memcpy(inputs.data() + r * bytes, meeting.given[r]->input, bytes);
-    for (size_t r = 0; r < size; ++r) {
-      char* out = static_cast<char*>(meeting.given[r]->output);
-      for (size_t s = 0; s < size; ++s)
-        std::memcpy(out + s * part, inputs.data() + s * bytes + (gathers ? 0 : r * part), part);
     }
   }
 
