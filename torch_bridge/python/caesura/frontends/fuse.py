@@ -19,11 +19,11 @@ from caesura.runtime.step_program import StepProgram, as_real
 from caesura.runtime.step_ranks import StepRanks
 from caesura.user_code import calling_line
 
-O = TypeVar("O", bound=torch.optim.Optimizer)
+T = TypeVar("T", bound=torch.optim.Optimizer)
 _PROGRAMS = 8  # sets of parameters with gradients that an optimizer goes back and forth between
 
 
-def fuse(optimizer: O, *, threads: int = 0) -> O:
+def fuse(optimizer: T, *, threads: int = 0) -> T:
     """Makes an optimizer's step one call of caesura's, with the updates that a compiled step has.
 
     It stays the same object of the same class: groups, state, state_dict(), schedulers, hooks and GradScaler work as before,
@@ -183,5 +183,6 @@ class _UpdateProgram(StepProgram):
         inputs = [helper.make_tensor_value_info(name, onnx_type(real.dtype), list(real.shape))
                   for name, _, p in bound for real in (as_real(p),)]
         inputs.append(helper.make_tensor_value_info("zero", TensorProto.FLOAT, []))
-        graph = helper.make_graph([helper.make_node("Neg", ["zero"], ["loss"])], "update", inputs, [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])])
+        outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])]
+        graph = helper.make_graph([helper.make_node("Neg", ["zero"], ["loss"])], "update", inputs, outputs)
         self.open(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), bound)
