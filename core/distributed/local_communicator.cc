@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/base/wait.h"
 #include "core/distributed/perform_collective.h"
 
 namespace caesura {
@@ -90,7 +91,7 @@ class Group {
     aborted_ = true;
     ready_.clear();
     changed_.notify_all();
-    changed_.wait(lock, [this] { return !working_; });
+    WaitUntil(changed_, lock, [this] { return !working_; });
   }
 
   void Leave(int rank) {
@@ -128,7 +129,7 @@ class Group {
   void Work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return ended_ || !ready_.empty(); });
+      WaitUntil(changed_, lock, [this] { return ended_ || !ready_.empty(); });
       if (ended_) return;
       const std::shared_ptr<Meeting> meeting = std::move(ready_.front());
       ready_.pop_front();

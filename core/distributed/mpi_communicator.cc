@@ -17,6 +17,7 @@
 
 #include "core/base/env.h"
 #include "core/base/status_macros.h"
+#include "core/base/wait.h"
 
 namespace caesura {
 namespace {
@@ -198,7 +199,7 @@ class MpiGroup : public Communicator {
   void Run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      if (sends_.empty()) changed_.wait(lock, [this] { return ended_ || !queue_.empty(); });
+      if (sends_.empty()) WaitUntil(changed_, lock, [this] { return ended_ || !queue_.empty(); });
       if (ended_ && queue_.empty() && sends_.empty()) return;
       std::shared_ptr<Task> task;
       if (!queue_.empty()) {

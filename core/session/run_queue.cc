@@ -8,6 +8,8 @@
 #include <new>
 #include <system_error>
 
+#include "core/base/wait.h"
+
 namespace caesura {
 
 struct RunQueue::Shared {
@@ -22,7 +24,7 @@ struct RunQueue::Shared {
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
       ++idle;
-      changed.wait(lock, [&] { return ending || !waiting.empty(); });
+      WaitUntil(changed, lock, [&] { return ending || !waiting.empty(); });
       --idle;
       if (waiting.empty()) return;
       ++running;
@@ -82,7 +84,8 @@ bool RunQueue::IsWorker() const {
 void RunQueue::Wait() {
   std::unique_lock<std::mutex> lock(shared_->mutex);
   const size_t own = IsWorker() ? 1 : 0;
-  shared_->done.wait(lock, [&] { return shared_->waiting.empty() && shared_->running <= own; });
+  WaitUntil(shared_->done, lock,
+            [&] { return shared_->waiting.empty() && shared_->running <= own; });
 }
 
 }  // namespace caesura
