@@ -238,13 +238,14 @@ class StepCall {
       for (const Place& place : places_) {
         PyObject* found = PyDict_GetItemWithError(group.ptr(), place.key.ptr());
         if (found != nullptr && place.index >= 0) {
-          if (!PyTuple_Check(found) && !PyList_Check(found)) return false;
-          if (PySequence_Fast_GET_SIZE(found) <= place.index) return false;
-          found = PySequence_Fast_GET_ITEM(found, place.index);
+          const bool is_tuple = PyTuple_Check(found);
+          if (!is_tuple && !PyList_Check(found)) return false;
+          if ((is_tuple ? PyTuple_Size(found) : PyList_Size(found)) <= place.index) return false;
+          found =
+              is_tuple ? PyTuple_GetItem(found, place.index) : PyList_GetItem(found, place.index);
         }
         if (found == nullptr) return false;
-        const double value =
-            PyFloat_CheckExact(found) ? PyFloat_AS_DOUBLE(found) : PyFloat_AsDouble(found);
+        const double value = PyFloat_AsDouble(found);
         if (value == -1 && PyErr_Occurred() != nullptr) {
           PyErr_Clear();
           return false;

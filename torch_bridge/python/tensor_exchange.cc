@@ -69,20 +69,26 @@ Tensor InOrder(Tensor tensor, void* theirs, bool comes_in) {
 }
 
 // The type's table of DLPack 1.x functions; null where it has none.
-const DLPackExchangeAPI* ExchangeApiOf(PyTypeObject* type) {
-  PyObject* capsule = _PyType_Lookup(type, names().exchange_api);  // borrowed; sets no error
-  if (capsule == nullptr) return nullptr;
-  if (!PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
+const DLPackExchangeAPI* ExchangeApiOf(nb::handle type) {
+  const nb::object capsule = nb::steal(PyObject_GetAttr(type.ptr(), names().exchange_api));
+  if (!capsule.is_valid()) PyErr_Clear();
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   auto* header = static_cast<const DLPackExchangeAPIHeader*>(
-      PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION)
     header = header->prev_api;
   return reinterpret_cast<const DLPackExchangeAPI*>(header);
 }
 
+// True if the object has the method, and the method returns True.
 bool Claims(nb::handle object, PyObject* method) {
-  if (_PyType_Lookup(Py_TYPE(object.ptr()), method) == nullptr) return false;
-  return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), method)).is(nb::bool_(true));
+  PyObject* const self = object.ptr();
+  const nb::object claim = nb::steal(PyObject_VectorcallMethod(method, &self, 1, nullptr));
+  if (!claim.is_valid()) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
+    PyErr_Clear();
+  }
+  return claim.ptr() == Py_True;
 }
 
 // PyTorch's lazy negatives and conjugates as plain numbers: its function table hands out their
@@ -228,7 +234,7 @@ nb::object ToCapsule(const RuntimeValue& value, nb::object stream, nb::object ma
 const DLPackExchangeAPI& TorchApi() {
   if (torch_api == nullptr) {
     nb::object type = nb::module_::import_("torch").attr("Tensor");
-    torch_api = ExchangeApiOf(reinterpret_cast<PyTypeObject*>(type.ptr()));
+    torch_api = ExchangeApiOf(type);
     if (torch_api == nullptr)
       Raise(Unsupported(
           "this PyTorch has no DLPack function table; version 2.10 or newer is needed"));
@@ -267,7 +273,7 @@ RuntimeValue OnHost(const RuntimeValue& value) {
 }
 
 Tensor FromPython(nb::handle object, DlpackImport* facts) {
-  const DLPackExchangeAPI* api = ExchangeApiOf(Py_TYPE(object.ptr()));
+  const DLPackExchangeAPI* api = ExchangeApiOf(object.type());
   if (api == nullptr)
     return InOrder(FromCapsule(CallDlpack(object), facts), kLegacyStream, /*comes_in=*/true);
   const DLTensor view = View(*api, object);
@@ -280,9 +286,7 @@ Tensor FromPython(nb::handle object, DlpackImport* facts) {
   return InOrder(std::move(tensor), theirs, /*comes_in=*/true);
 }
 
-bool HasDlpackFunctions(nb::handle object) {
-  return ExchangeApiOf(Py_TYPE(object.ptr())) != nullptr;
-}
+bool HasDlpackFunctions(nb::handle object) { return ExchangeApiOf(object.type()) != nullptr; }
 
 DLTensor TorchView(nb::handle tensor) { return View(TorchApi(), tensor); }
 

@@ -3,7 +3,6 @@
 // shape, so that dtypes that NumPy does not know itself (bfloat16, float8, int4) need no code here.
 #include <nanobind/ndarray.h>
 
-#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -118,18 +117,20 @@ nb::object BytesOfTensor(const RuntimeValue& value) {
 }  // namespace
 
 bool IsArray(nb::handle item) {
-  return std::strcmp(Py_TYPE(item.ptr())->tp_name, "numpy.ndarray") == 0;
+  static PyObject* const type =
+      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  return item.type().is(type);
 }
 
 RuntimeValue ValueOf(nb::handle item, bool* copied) {
   if (std::optional<RuntimeValue> array = FromArray(item, nullptr)) return *std::move(array);
+  if (nb::isinstance<OrtValue>(item)) return nb::cast<OrtValue&>(item).value;
   if (HasDlpackFunctions(item)) {
     DlpackImport facts;
     Tensor tensor = FromPython(item, &facts);
     if (copied != nullptr) *copied |= facts.copied;
     return tensor;
   }
-  if (nb::isinstance<OrtValue>(item)) return nb::cast<OrtValue&>(item).value;
   auto value = nb::cast<RuntimeValue>(
       nb::module_::import_("caesura.sessions.values").attr("to_value")(item));
   if (copied == nullptr || !value.is_tensor()) return value;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/python/watch.h"
 
+#include <dlfcn.h>
 #include <dlpack/dlpack.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace nb = nanobind;
@@ -11,36 +13,51 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-PyTypeObject* TensorType() {
+PyObject* TypeOf(PyObject* object) { return reinterpret_cast<PyObject*>(Py_TYPE(object)); }
+
+PyObject* TensorType() {
   static PyObject* const type =
       nb::object(nb::module_::import_("torch").attr("Tensor")).release().ptr();
-  return reinterpret_cast<PyTypeObject*>(type);
+  return type;
 }
 
-// A property that PyTorch's tensors have, read past the attribute's look-up.
-class TensorProperty {
+// An attribute that a class computes in C, read past the attribute's look-up.
+class Property {
  public:
-  explicit TensorProperty(const char* name) : name_(PyUnicode_InternFromString(name)) {
-    PyObject* found = _PyType_Lookup(TensorType(), name_);
-    const bool plain = found != nullptr && Py_TYPE(found) == &PyGetSetDescr_Type;
-    property_ = plain ? reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset : nullptr;
+  Property(PyObject* type, const char* name)
+      : type_(type),
+        name_(PyUnicode_InternFromString(name)),
+        found_(PyObject_GetAttr(type, name_)) {
+    PyErr_Clear();
+    if (found_ == nullptr || Py_TYPE(found_) != &PyGetSetDescr_Type) return;
+#ifdef Py_LIMITED_API
+    get_ = reinterpret_cast<descrgetfunc>(PyType_GetSlot(&PyGetSetDescr_Type, Py_tp_descr_get));
+#else
+    get_ = reinterpret_cast<PyGetSetDescrObject*>(found_)->d_getset;
+#endif
   }
 
-  nb::object Of(nb::handle tensor) const {
+  nb::object Of(nb::handle object) const {
     nb::object value =
-        nb::steal(property_ != nullptr ? property_->get(tensor.ptr(), property_->closure)
-                                       : PyObject_GetAttr(tensor.ptr(), name_));
+        nb::steal(get_ != nullptr ? Get(object.ptr()) : PyObject_GetAttr(object.ptr(), name_));
     if (!value.is_valid()) throw nb::python_error();
     return value;
   }
 
  private:
-  PyObject* name_;
-  const PyGetSetDef* property_;  // null where it is another kind of thing
+  PyObject *type_, *name_, *found_;
+  // Null where it is another kind of thing.
+#ifdef Py_LIMITED_API
+  PyObject* Get(PyObject* object) const { return get_(found_, object, type_); }
+  descrgetfunc get_ = nullptr;
+#else
+  PyObject* Get(PyObject* object) const { return get_->get(object, get_->closure); }
+  const PyGetSetDef* get_ = nullptr;
+#endif
 };
 
 bool AsksForGradient(nb::handle tensor) {
-  static const TensorProperty property("requires_grad");
+  static const Property property(TensorType(), "requires_grad");
   return property.Of(tensor).ptr() == Py_True;
 }
 
@@ -50,15 +67,18 @@ nb::object HooksMade() {
   static PyObject* const handles =
       nb::object(nb::module_::import_("torch.utils.hooks").attr("RemovableHandle")).release().ptr();
   static PyObject* const name = PyUnicode_InternFromString("next_id");
-  return nb::borrow(_PyType_Lookup(reinterpret_cast<PyTypeObject*>(handles), name));
+  nb::object made = nb::steal(PyObject_GetAttr(handles, name));
+  if (!made.is_valid()) PyErr_Clear();
+  return made;
 }
 
 // True if its gradient has none; a dict that is empty is what a removed hook leaves.
 bool IsUnhooked(nb::handle tensor) {
-  static const TensorProperty before("_backward_hooks"), behind("_post_accumulate_grad_hooks");
-  const auto none = [&](const TensorProperty& property) {
+  static const Property before(TensorType(), "_backward_hooks");
+  static const Property behind(TensorType(), "_post_accumulate_grad_hooks");
+  const auto none = [&](const Property& property) {
     const nb::object hooks = property.Of(tensor);
-    return hooks.is_none() || (PyDict_Check(hooks.ptr()) && PyDict_GET_SIZE(hooks.ptr()) == 0);
+    return hooks.is_none() || (PyDict_Check(hooks.ptr()) && PyDict_Size(hooks.ptr()) == 0);
   };
   return none(before) && none(behind);
 }
@@ -92,18 +112,80 @@ bool SameTensor(nb::handle tensor, const TensorFacts& facts, bool bytes) {
          AsksForGradient(tensor) == facts.requires_grad;
 }
 
+#if PY_VERSION_HEX < 0x030C0000
+
 // A number that changes with a class and its bases; 0 where there is none.
 Py_ssize_t ClassVersion(PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
   return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
 }
 
+// The same, of a class that may have no number yet.
+Py_ssize_t FirstClassVersion(PyObject* type) {
+  static PyObject* const any_name = PyUnicode_InternFromString("__call__");
+  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type), any_name);  // gives it one
+  return ClassVersion(type);
+}
+
+#else
+
+// Counts the changes of classes and of their bases. The functions by which Python tells of them are
+// public, but not in its stable ABI: they are looked for by name, and without them no class counts
+// as unchanged.
+class ClassChanges {
+ public:
+  ClassChanges() {
+    const auto find = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
+    const auto add = reinterpret_cast<int (*)(int (*)(PyObject*))>(find("PyType_AddWatcher"));
+    watch_ = reinterpret_cast<int (*)(int, PyObject*)>(find("PyType_Watch"));
+    number_ = reinterpret_cast<int (*)(PyObject*)>(find("PyUnstable_Type_AssignVersionTag"));
+    if (add == nullptr || watch_ == nullptr || number_ == nullptr) return;
+    watcher_ = add([](PyObject* type) {
+      ++Instance().counts_[type];
+      return 0;
+    });
+    if (watcher_ < 0) PyErr_Clear();  // others have taken all places
+  }
+
+  static ClassChanges& Instance() {
+    static auto* changes = new ClassChanges;
+    return *changes;
+  }
+
+  // The class's count from here on. 0 where changes are not told of: a class that has used up
+  // Python's numbers of its versions is one of those.
+  Py_ssize_t Begin(PyObject* type) {
+    if (watcher_ < 0 || number_(type) == 0 || watch_(watcher_, type) != 0) {
+      PyErr_Clear();
+      return 0;
+    }
+    return counts_.try_emplace(type, 1).first->second;
+  }
+
+  Py_ssize_t Of(PyObject* type) const {
+    const auto found = counts_.find(type);
+    return found == counts_.end() ? 0 : found->second;
+  }
+
+ private:
+  int (*watch_)(int, PyObject*) = nullptr;
+  int (*number_)(PyObject*) = nullptr;
+  int watcher_ = -1;
+  // By class. A class that is gone leaves its count to the next one at its address.
+  std::unordered_map<PyObject*, Py_ssize_t> counts_;
+};
+
+Py_ssize_t ClassVersion(PyObject* type) { return ClassChanges::Instance().Of(type); }
+Py_ssize_t FirstClassVersion(PyObject* type) { return ClassChanges::Instance().Begin(type); }
+
+#endif
+
 Py_ssize_t LengthOf(PyObject* container) {
-  return PyDict_Check(container) ? PyDict_GET_SIZE(container) : PyObject_Size(container);
+  return PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container);
 }
 
 // A number that every change of a dict moves; 0 where Python (from 3.12 on) has none.
-uint64_t VersionOf(PyObject* dict) {
+uint64_t VersionOf([[maybe_unused]] PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #else
@@ -111,10 +193,23 @@ uint64_t VersionOf(PyObject* dict) {
 #endif
 }
 
-nb::object FunctionParts(PyObject* function) {
-  auto part = [](PyObject* p) { return p == nullptr ? nb::none() : nb::borrow(p); };
-  return nb::make_tuple(part(PyFunction_GetCode(function)), part(PyFunction_GetDefaults(function)),
-                        part(PyFunction_GetKwDefaults(function)));
+// What a closure's cell holds; null where it is empty.
+nb::object CellValue(PyObject* cell) {
+  static const Property contents(TypeOf(cell), "cell_contents");
+  try {
+    return contents.Of(cell);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_ValueError)) throw;
+    return {};
+  }
+}
+
+// A function's code, defaults and defaults of keywords.
+std::array<nb::object, 3> FunctionParts(PyObject* function) {
+  static const Property code(TypeOf(function), "__code__");
+  static const Property defaults(TypeOf(function), "__defaults__");
+  static const Property keywords(TypeOf(function), "__kwdefaults__");
+  return {code.Of(function), defaults.Of(function), keywords.Of(function)};
 }
 
 }  // namespace
@@ -139,7 +234,7 @@ void Watch::Lacks(nb::dict dict, nb::object key) {
 void Watch::Whole(nb::dict dict) {
   DictRows rows;
   for (auto [key, value] : dict) rows.items.emplace_back(nb::borrow(key), nb::borrow(value));
-  rows.length = PyDict_GET_SIZE(dict.ptr());
+  rows.length = PyDict_Size(dict.ptr());
   rows.whole = true;
   rows.dict = std::move(dict);
   dicts_.push_back(std::move(rows));
@@ -163,26 +258,23 @@ void Watch::Elements(nb::list list) {
 }
 
 void Watch::Cell(nb::object cell) {
-  nb::object value = nb::steal(PyCell_Get(cell.ptr()));
-  PyErr_Clear();  // an empty one holds null
+  nb::object value = CellValue(cell.ptr());
   rows_.push_back({Kind::kCell, std::move(cell), std::move(value)});
 }
 
 void Watch::ClassOf(nb::object object) {
-  nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+  nb::object type = nb::borrow(TypeOf(object.ptr()));
   rows_.push_back({Kind::kClassOf, std::move(object), std::move(type)});
 }
 
 void Watch::Class(nb::object type) {
-  static PyObject* const any_name = PyUnicode_InternFromString("__call__");
-  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                 any_name);  // gives the class its version
-  const Py_ssize_t version = ClassVersion(type.ptr());
+  const Py_ssize_t version = FirstClassVersion(type.ptr());
   rows_.push_back({Kind::kClass, std::move(type), {}, version});
 }
 
 void Watch::Function(nb::object function) {
-  nb::object parts = FunctionParts(function.ptr());
+  const auto [code, defaults, keywords] = FunctionParts(function.ptr());
+  nb::object parts = nb::make_tuple(code, defaults, keywords);
   rows_.push_back({Kind::kFunction, std::move(function), std::move(parts)});
 }
 
@@ -208,7 +300,7 @@ void Watch::TorchTensor(nb::object tensor, bool bytes) {
 bool Watch::Holds(const DictRows& rows) {
   const uint64_t version = VersionOf(rows.dict.ptr());
   if (version != 0 && version == rows.version) return true;
-  if (rows.length >= 0 && rows.length != PyDict_GET_SIZE(rows.dict.ptr())) return false;
+  if (rows.length >= 0 && rows.length != PyDict_Size(rows.dict.ptr())) return false;
   Py_ssize_t at = 0;
   for (const auto& [key, value] : rows.items) {
     PyObject *found_key = key.ptr(), *found = nullptr;
@@ -228,18 +320,17 @@ bool Watch::Holds(const Row& row) {
   switch (row.kind) {
     case Kind::kLength: return LengthOf(object) == row.number;
     case Kind::kElement:
-      return row.number < PyList_GET_SIZE(object) &&
-             PyList_GET_ITEM(object, row.number) == row.value.ptr();
-    case Kind::kCell: return PyCell_GET(object) == row.value.ptr();
-    case Kind::kClassOf: return reinterpret_cast<PyObject*>(Py_TYPE(object)) == row.value.ptr();
+      return row.number < PyList_Size(object) &&
+             PyList_GetItem(object, row.number) == row.value.ptr();
+    case Kind::kCell: return CellValue(object).is(row.value);
+    case Kind::kClassOf: return TypeOf(object) == row.value.ptr();
     case Kind::kClass: return row.number != 0 && ClassVersion(object) == row.number;
     case Kind::kFunction: {
-      auto same = [&](PyObject* now, int i) {
-        PyObject* then = PyTuple_GET_ITEM(row.value.ptr(), i);
-        return now == (then == Py_None ? nullptr : then);
-      };
-      return same(PyFunction_GetCode(object), 0) && same(PyFunction_GetDefaults(object), 1) &&
-             same(PyFunction_GetKwDefaults(object), 2);
+      const auto parts = FunctionParts(object);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].ptr() != PyTuple_GetItem(row.value.ptr(), i)) return false;
+      }
+      return true;
     }
     case Kind::kReturns: {
       const nb::object result = nb::steal(PyObject_CallNoArgs(object));
@@ -302,9 +393,9 @@ void Watch::Clear() {
 }
 
 Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
-    : type_(nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())))) {
+    : type_(nb::borrow(TypeOf(value.ptr()))) {
   PyObject* object = value.ptr();
-  if (Py_TYPE(object) == TensorType()) {
+  if (type_.ptr() == TensorType()) {
     is_tensor_ = true;
     facts_ = FactsOf(value);
     tensors.push_back(object);
@@ -324,14 +415,14 @@ Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
 
 bool Signature::Part::Matches(nb::handle value, std::vector<PyObject*>& tensors) const {
   PyObject* object = value.ptr();
-  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return false;
+  if (TypeOf(object) != type_.ptr()) return false;
   if (is_tensor_) {
     tensors.push_back(object);
     return SameTensor(value, facts_, /*bytes=*/false);
   }
   if (value_.is_valid()) {
     if (PyFloat_CheckExact(object)) {  // bits: 0.0 is not -0.0
-      const double a = PyFloat_AS_DOUBLE(object), b = PyFloat_AS_DOUBLE(value_.ptr());
+      const double a = PyFloat_AsDouble(object), b = PyFloat_AsDouble(value_.ptr());
       return std::memcmp(&a, &b, sizeof a) == 0;
     }
     return object == value_.ptr() || value.equal(value_);
@@ -340,8 +431,8 @@ bool Signature::Part::Matches(nb::handle value, std::vector<PyObject*>& tensors)
   for (size_t i = 0; i < parts_.size(); ++i) {
     const auto& [key, part] = parts_[i];
     PyObject* found = key.is_valid()          ? PyDict_GetItemWithError(object, key.ptr())
-                      : PyTuple_Check(object) ? PyTuple_GET_ITEM(object, i)
-                                              : PyList_GET_ITEM(object, i);
+                      : PyTuple_Check(object) ? PyTuple_GetItem(object, i)
+                                              : PyList_GetItem(object, i);
     if (found == nullptr || !part.Matches(found, tensors)) return false;
   }
   return true;
