@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` puts where.
 if(SKBUILD)  # a wheel: everything beside the package's own files, libraries that no system must have included
-  set(caesura_plugins caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
-  foreach(target caesura caesura_python caesura_torch ${caesura_plugins})
+  foreach(target caesura caesura_python caesura_openvino caesura_runtime_caesura caesura_runtime_openvino)
     if(TARGET ${target})
-      # OpenVINO and PyTorch are wheels of their own (the extras "openvino" and "torch"), which lie beside this one.
-      set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" INSTALL_RPATH_USE_LINK_PATH OFF)
+      # OpenVINO and PyTorch are wheels of their own (the extras "openvino" and "torch"), which lie beside this one. Of
+      # PyTorch's libraries only OpenMP's is taken: a process must have one, and PyTorch takes its own.
+      set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib;$ORIGIN" INSTALL_RPATH_USE_LINK_PATH OFF)
       if(target MATCHES "openvino$")
         set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../openvino/libs")
-      elseif(target MATCHES "torch$")
-        set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
       endif()
       install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
     endif()
@@ -28,6 +26,11 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
     string(REGEX MATCH "SONAME +([^ \n]+)" soname ${headers})
     install(PROGRAMS ${library} DESTINATION caesura RENAME ${CMAKE_MATCH_1} COMPONENT wheel)
   endforeach()
+  # For systems that have none, where PyTorch is not installed.
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libgomp.so.1 OUTPUT_VARIABLE library
+                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  file(REAL_PATH ${library} library)
+  install(PROGRAMS ${library} DESTINATION caesura RENAME libgomp.so.1 COMPONENT wheel)
   return()
 endif()
 include(CMakePackageConfigHelpers)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 
 #include "core/base/env.h"
 #include "core/base/log.h"
@@ -56,6 +57,16 @@ std::string OwnFolder() {
   if (dladdr(reinterpret_cast<void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr)
     return {};
   return std::filesystem::path(info.dli_fname).parent_path().string();
+}
+
+struct Folders {
+  std::mutex mutex;
+  std::vector<std::string> folders;
+};
+
+Folders& AddedFolders() {
+  static auto* folders = new Folders;
+  return *folders;
 }
 
 }  // namespace
@@ -118,10 +129,20 @@ Result<PluginLibrary> CallPluginMain(CaesuraPluginMainFunction* main, const std:
   return std::move(plugin.library);
 }
 
+void AddPluginFolder(const std::string& folder) {
+  std::lock_guard<std::mutex> lock(AddedFolders().mutex);
+  AddedFolders().folders.push_back(folder);
+}
+
 std::string FindPluginLibrary(const std::string& stem) {
   const std::string file = "lib" + stem + ".so";
   std::vector<std::string> folders = env::PluginPath();
   folders.push_back(OwnFolder());
+  {
+    std::lock_guard<std::mutex> lock(AddedFolders().mutex);
+    const auto& added = AddedFolders().folders;
+    folders.insert(folders.end(), added.begin(), added.end());
+  }
   for (const std::string& folder : folders) {
     const std::string path = folder + "/" + file;
     std::error_code error;

@@ -26,9 +26,11 @@ struct PluginLibrary {
 // with the path in front.
 Result<PluginLibrary> LoadPluginLibrary(const std::string& path);
 
-// The path of the plug-in lib<stem>.so: in a folder of CAESURA_PLUGIN_PATH, or beside this library;
-// else the file's name alone, for the system to look for.
+// The path of the plug-in lib<stem>.so: in a folder of CAESURA_PLUGIN_PATH, beside this library, or
+// in a folder that was added; else the file's name alone, for the system to look for.
 std::string FindPluginLibrary(const std::string& stem);
+// Thread-safe.
+void AddPluginFolder(const std::string& folder);
 
 // Asks a plug-in's function that is in the program already, as LoadPluginLibrary does one that it
 // opens.

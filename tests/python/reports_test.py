@@ -19,22 +19,30 @@ def _nothing_lost(monkeypatch):
     """Nothing was told of so far; the library that calls PyTorch is looked for again, before and after the test."""
     monkeypatch.setattr(reports.RECORD, "lost", {})
     monkeypatch.setattr(reports.RECORD, "detours", {})
-    torch_kernels.load.cache_clear()
-    torch_kernels.misfit.cache_clear()
+    cached = (torch_kernels.load, torch_kernels.misfit, torch_kernels.plugin_folder)
+    for function in cached:
+        function.cache_clear()
     yield
-    torch_kernels.load.cache_clear()
-    torch_kernels.misfit.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
-def not_a_library(folder):
-    path = folder / "libcaesura_torch.so"
-    path.write_bytes(b"\0was built with PyTorch 2.12.1\0")
-    return path
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+
+def with_library(folder, release=None):
+    """A package's folder: with no library, or with one that says which release it was built with and cannot be opened."""
+    if release is not None:
+        library = folder / f"torch{MINOR}" / "libcaesura_torch.so"
+        library.parent.mkdir()
+        library.write_bytes(f"\0was built with PyTorch {release}\0".encode())
+    return folder
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    (lambda patch, folder: patch.setattr(torch_kernels, "_PATH", folder / "libcaesura_torch.so"), "was not built"),
-    (lambda patch, folder: patch.setattr(torch_kernels, "_PATH", not_a_library(folder)), "was built with PyTorch 2.12.1, and this is"),
+    (lambda patch, folder: patch.setattr(torch_kernels, "_FOLDER", with_library(folder)), "was not built"),
+    (lambda patch, folder: patch.setattr(torch_kernels, "_FOLDER", with_library(folder, "2.12.1")),
+     r"was built with PyTorch 2\.12\.1; this is"),
     (lambda patch, folder: patch.setattr(torch, "__version__", "9.9.0"), r"was built with PyTorch 2\..*; this is PyTorch 9.9.0"),
 ], ids=["missing", "cannot be opened", "another release"])
 @pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
@@ -53,9 +61,28 @@ def test_a_library_that_is_not_used_is_told_of_once(tmp_path, monkeypatch, nothi
 
 
 @pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
+def test_of_several_libraries_the_one_of_this_minor_release_is_loaded(tmp_path, monkeypatch, nothing_lost):
+    for minor in ("2.1", MINOR, "9.10"):
+        (tmp_path / f"torch{minor}").mkdir()
+        (tmp_path / f"torch{minor}" / "libcaesura_torch.so").write_bytes(b"was built with PyTorch %s.0" % minor.encode())
+    library = tmp_path / f"torch{MINOR}" / "libcaesura_torch.so"
+    library.unlink()
+    library.symlink_to((torch_kernels._FOLDER / f"torch{MINOR}" / library.name).resolve())
+    monkeypatch.setattr(torch_kernels, "_FOLDER", tmp_path)
+    assert torch_kernels.load() and torch_kernels.plugin_folder() == str(library.parent)
+    assert torch_kernels.state().startswith(f"loaded, built with PyTorch {MINOR}.")
+    torch_kernels.load.cache_clear()
+    monkeypatch.setattr(torch, "__version__", f"{MINOR}.99+cu130")  # any patch release
+    assert torch_kernels.load()
+    torch_kernels.load.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "9.9.1")
+    with pytest.raises(NotImplementedError, match=rf"was built with PyTorch 2\.1\.0, {MINOR}\.\d+, 9\.10\.0; this is PyTorch 9\.9\.1"):
+        torch_kernels.load()
+
+
+@pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
 def test_the_library_that_fits_is_named(nothing_lost):
-    minor = ".".join(torch.__version__.split(".")[:2])
-    assert re.fullmatch(rf"loaded, built with PyTorch {minor}\.\d+; this is PyTorch {minor}\..*", torch_kernels.state())
+    assert re.fullmatch(rf"loaded, built with PyTorch {MINOR}\.\d+; this is PyTorch {MINOR}\..*", torch_kernels.state())
 
 
 def test_a_step_that_misses_its_fast_path_is_told_of_once(nothing_lost, monkeypatch):

@@ -12,6 +12,7 @@
 #include "core/base/utf8.h"
 #include "core/distributed/rank_facts.h"
 #include "core/onnx/model_reader.h"
+#include "core/plugin/plugin_library.h"
 #include "core/providers/cpu_provider.h"
 #include "torch_bridge/kernel_library.h"
 #include "torch_bridge/python/bindings.h"
@@ -227,6 +228,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // PyTorch's caches of compiled graphs live to the very end
   m.def("load_torch_library", &caesura::python::LoadTorchLibrary);
   m.def("keep_alive", &caesura::python::KeepAlive);
+  m.def("add_plugin_folder", &caesura::AddPluginFolder);
   m.def("lost_parts", &caesura::LostParts);
   m.def("program_cache", [] {
     return nanobind::make_tuple(caesura::env::ProgramCache(),

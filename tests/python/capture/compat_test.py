@@ -124,5 +124,6 @@ def test_one_range_of_releases():
     major, minor = compat._release(compat.SEEN[-1])
     assert f'torch = ["torch>={first},<{major}.{minor + 1}"]' in (top / "pyproject.toml").read_text()
     assert f"torch_minimum={first} " in (top / "cmake" / "setup.sh").read_text()
+    assert f"torches=({' '.join(compat.SEEN)})" in (top / "cmake" / "wheel.sh").read_text()
     for page in ("README.md", "docs/install.md", "VERSIONING.md"):
         assert re.search(rf"PyTorch\s{first}\sto\s{last}", (top / page).read_text()), page

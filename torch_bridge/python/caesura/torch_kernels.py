@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that call PyTorch's own operators (domain org.pytorch.aten), from a library beside this module."""
+"""The bridge to PyTorch: the library with the kernels that call PyTorch's own operators (domain org.pytorch.aten). Each minor
+release of PyTorch needs one of its own, in a folder beside this module: torch2.13, torch2.14 and so on. A wheel has several."""
 
 import functools
 import importlib.util
@@ -8,38 +9,56 @@ import re
 
 from caesura import _core
 
-_PATH = pathlib.Path(__file__).parent / "libcaesura_torch.so"
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def _libraries() -> dict[str, pathlib.Path]:
+    """The libraries that there are, by the minor release of PyTorch ("2.13")."""
+    return {path.parent.name.removeprefix("torch"): path for path in sorted(_FOLDER.glob("torch[0-9]*/libcaesura_torch.so"))}
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
 
 
 def built() -> bool:
-    """True if the library was built and PyTorch is installed."""
-    return _PATH.exists() and importlib.util.find_spec("torch") is not None
+    """True if a library was built and PyTorch is installed."""
+    return bool(_libraries()) and importlib.util.find_spec("torch") is not None
 
 
-def built_for() -> str:
-    """The release of PyTorch that the library was built with. It is read from the file, because a library for another release
-    can often not be opened. "" if none was built."""
-    found = re.search(rb"was built with PyTorch ([\w.]+)", _PATH.read_bytes()) if _PATH.exists() else None
-    return found[1].decode() if found else ""
+def _built_with(library: pathlib.Path) -> str:
+    """The release of PyTorch that a library was built with. It is read from the file, because a library for another release
+    can often not be opened."""
+    found = re.search(rb"was built with PyTorch ([\w.]+)", library.read_bytes())
+    return found[1].decode() if found else "?"
+
+
+def _built_for() -> str:
+    """The releases of PyTorch that libraries were built with; "" if there is none."""
+    return ", ".join(map(_built_with, _libraries().values()))
 
 
 @functools.cache
 def load() -> bool:
-    """Opens the library for all sessions that are made from here on; False if it was not built.
+    """Opens the library for all sessions that are made from here on; False if none was built.
 
-    Raises ImportError if there is no PyTorch, NotImplementedError if the library does not fit this one.
+    Raises ImportError if there is no PyTorch, NotImplementedError if no library fits this one.
     """
-    if not _PATH.exists():
+    libraries = _libraries()
+    if not libraries:
         return False
     import torch  # its libraries must be in the process first
 
+    this = f"this is PyTorch {torch.__version__}"
+    library = libraries.get(_minor(torch.__version__))
+    if library is None:
+        raise NotImplementedError(f"libcaesura_torch was built with PyTorch {_built_for()}; {this}")
     try:
-        _core.load_torch_library(str(_PATH), torch.__version__)
+        _core.load_torch_library(str(library), torch.__version__)
     except OSError as error:  # of another release, whose symbols are others
-        raise NotImplementedError(f"{_PATH.name} was built with PyTorch {built_for()}, and this is {torch.__version__}: "
-                                  f"{error}") from None
+        raise NotImplementedError(f"{library.name} was built with PyTorch {_built_with(library)}; {this}: {error}") from None
     except NotImplementedError as error:
-        raise NotImplementedError(f"{error}; this is PyTorch {torch.__version__}") from None
+        raise NotImplementedError(f"{error}; {this}") from None
     return True
 
 
@@ -47,7 +66,7 @@ def load() -> bool:
 def misfit() -> str:
     """Why the library is not open; "" if load() opens it."""
     try:
-        return "" if load() else f"{_PATH.name} was not built (CAESURA_TORCH=OFF)"
+        return "" if load() else "libcaesura_torch.so was not built (CAESURA_TORCH=OFF)"
     except NotImplementedError as error:
         return str(error)
 
@@ -55,8 +74,23 @@ def misfit() -> str:
 def state() -> str:
     """What `caesura env` prints of the library: which PyTorch it was built with, which is installed, and whether both fit."""
     if importlib.util.find_spec("torch") is None:
-        return f"built with PyTorch {built_for()}; no PyTorch is installed" if _PATH.exists() else misfit()
+        built_for = _built_for()
+        return f"built with PyTorch {built_for}; no PyTorch is installed" if built_for else misfit()
     import torch
 
     why = misfit()
-    return f"not loaded: {why}" if why else f"loaded, built with PyTorch {built_for()}; this is PyTorch {torch.__version__}"
+    library = _libraries().get(_minor(torch.__version__))
+    if why or library is None:
+        return f"not loaded: {why}"
+    return f"loaded, built with PyTorch {_built_with(library)}; this is PyTorch {torch.__version__}"
+
+
+@functools.cache
+def plugin_folder() -> str:
+    """The folder of the plug-ins that go with the installed PyTorch, which is not imported; "" if there is none."""
+    spec = importlib.util.find_spec("torch") if _libraries() else None
+    if spec is None or spec.origin is None:
+        return ""
+    found = re.search(r"^__version__ = '([^']+)'", pathlib.Path(spec.origin).with_name("version.py").read_text(), re.M)
+    library = _libraries().get(_minor(found[1])) if found else None
+    return str(library.parent) if library else ""

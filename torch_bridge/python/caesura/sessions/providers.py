@@ -17,6 +17,8 @@ TORCH: str = "TorchExecutionProvider"
 COUNTING: str = "CountingExecutionProvider"
 OPENVINO, CUDA = "OpenVINOExecutionProvider", "CUDAExecutionProvider"
 _DEVICES = pathlib.Path("/dev")
+if _folder := torch_kernels.plugin_folder():
+    _core.add_plugin_folder(_folder)
 
 
 @functools.cache
