@@ -120,27 +120,27 @@ class _Updates(_core.StepCalls):
         """Runs a call that matches none of `_calls`."""
         if (self._recipe is None or self._recipe.change()) and (cause := self.describe()) is not None:
             return cause
-        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-        given = [(i, p) for i, (p, gradient) in enumerate(zip(parameters, gradients)) if gradient is not None]
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        given = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
         if not given:
             return None
-        if (cause := next(filter(None, (_misfit(p, gradients[i]) for i, p in given)), None)) is not None:
+        if (cause := next(filter(None, (_misfit(parameters[i], gradient) for i, gradient in given.items())), None)) is not None:
             return cause
-        key = tuple(i for i, _ in given)
+        key = tuple(given)
         try:
             if key not in self._programs:
                 if len(self._programs) >= _PROGRAMS:
                     del self._programs[next(iter(self._programs))]
-                self._programs[key] = _UpdateProgram(self, given)
+                self._programs[key] = _UpdateProgram(self, [(i, parameters[i]) for i in key])
             program = self._programs[key]
             program.rebind()
             program.follow_counts()
         except StepRefused as error:
             return str(error)
         self._recipe.begin(program, 0)
-        program.session.step({name: as_real(gradients[i]).contiguous() for name, i in program.feeds} | {"zero": ZERO})
+        program.session.step({name: as_real(given[i]).contiguous() for name, i in program.feeds} | {"zero": ZERO})
         self._recipe.end(program, 1, None)
-        if all(gradients[i].is_contiguous() and not gradients[i].is_complex() for i, _ in given):
+        if all(gradient.is_contiguous() and not gradient.is_complex() for gradient in given.values()):
             try:
                 call = open_update(self, program, gradients)
                 self._calls = [call, *(c for c in self._calls if c.program is not program)][:_PROGRAMS]

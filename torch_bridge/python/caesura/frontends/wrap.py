@@ -347,11 +347,12 @@ def wrap(module: M, *, dynamic: Optional[bool] = None) -> M:
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)  # as compat.CALL says: dynamo traces this
 
+    calls = _Calls(call, module, dynamic)
     cls = type(type(module).__name__, (type(module),), {
-        "_calls": _Calls(call, module, dynamic), "forward": _Forward(module, dynamic), "__call__": _call,
+        "_calls": calls, "forward": _Forward(module, dynamic), "__call__": _call,
         "__deepcopy__": _deepcopy, "__reduce__": _reduce, "__module__": type(module).__module__, "__doc__": type(module).__doc__,
     })
     wrapped: M = object.__new__(cls)
     wrapped.__dict__ = module.__dict__
-    cls._calls.wrapped = weakref.ref(wrapped)
+    calls.wrapped = weakref.ref(wrapped)
     return wrapped
