@@ -63,10 +63,10 @@ class WordsInFlight : public Gathering {
 
   Result<std::vector<int64_t>> Wait(Clock::time_point deadline) override {
     const Status status = work_->Wait(deadline);
+    if (!status.ok()) communicator_.Abort(status.message());  // before the work and its memory end
     work_.reset();
-    if (status.ok()) return WithoutChecksums(all_, own_.size(), communicator_);
-    communicator_.Abort(status.message());
-    return status;
+    if (!status.ok()) return status;
+    return WithoutChecksums(all_, own_.size(), communicator_);
   }
 
  private:
