@@ -109,7 +109,7 @@ class Work {
 class Gathering {
  public:
   virtual ~Gathering() = default;
-  // What Communicator::Gather returns. Once.
+  // Returns the words as Communicator::Gather does. Is called once.
   virtual Result<std::vector<int64_t>> Wait(Clock::time_point deadline) = 0;
 };
 

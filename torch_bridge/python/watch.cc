@@ -193,7 +193,7 @@ uint64_t VersionOf([[maybe_unused]] PyObject* dict) {
 #endif
 }
 
-// What a closure's cell holds; null where it is empty.
+// Returns the object that a closure's cell holds; null where it is empty.
 nb::object CellValue(PyObject* cell) {
   static const Property contents(TypeOf(cell), "cell_contents");
   try {

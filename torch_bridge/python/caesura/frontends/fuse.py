@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """caesura.fuse: an optimizer of PyTorch's whose step is one call."""
 
+import time
 import types
 from typing import Any, Optional, TypeVar
 
@@ -12,7 +13,7 @@ from caesura.capture.compat import increment_version
 from caesura.errors import StepRefused
 from caesura.lowering.onnx_builder import onnx_type
 from caesura.ranks import Ranks
-from caesura.reports import Detour, fall_back, note_detour
+from caesura.reports import RECORD, Detour, fall_back, note_detour
 from caesura.runtime.optimizers import describe_own_step
 from caesura.runtime.step_fast_path import ZERO, open_update
 from caesura.runtime.step_program import StepProgram, as_real
@@ -138,7 +139,11 @@ class _Updates(_core.StepCalls):
         except StepRefused as error:
             return str(error)
         self._recipe.begin(program, 0)
-        program.session.step({name: as_real(given[i]).contiguous() for name, i in program.feeds} | {"zero": ZERO})
+        feeds = {name: as_real(given[i]).contiguous() for name, i in program.feeds} | {"zero": ZERO}
+        began = time.perf_counter()
+        program.session.step(feeds)
+        RECORD.kernel_seconds += time.perf_counter() - began
+        RECORD.kernel_calls += 1
         self._recipe.end(program, 1, None)
         if all(gradient.is_contiguous() and not gradient.is_complex() for gradient in given.values()):
             try:
