@@ -38,8 +38,8 @@ class Ranks:
             order. Each part is given to one call of step(), of a TrainingSession. Any number N of ranks then trains to
             the same bits, dropout included: rank r gives parts r * logical_shards / N and on, in their order, and the
             last one's step() updates. A multiple of N, by a power of two.
-        broadcast_buffers: Buffers are those of rank 0: all of them at the start, running statistics after each step. False: each
-            rank keeps its own.
+        broadcast_buffers: Running statistics are those of rank 0 after each step; False: each rank keeps its own. The same holds for
+            a compiled step's other buffers at its start.
 
     Raises:
         ValueError: an option is not as it should be.
