@@ -38,13 +38,14 @@ def _values(step):
 
 
 def _refused(step, rank, *words, call=0):
-    """The call is refused on all ranks, in these words, and changes nothing."""
+    """The call is refused on all ranks, in these words, and changes nothing. Returns the error."""
     before, micro_steps = [value.detach().clone() for value in _values(step)], step.micro_steps
     with pytest.raises(caesura.StepRefused) as refused:
         step(*_batch(rank, call))
     for word in words:
         assert word in str(refused.value), str(refused.value)
     assert all(map(torch.equal, before, _values(step))) and step.micro_steps == micro_steps
+    return refused.value
 
 
 class Frozen(nn.Module):
@@ -158,7 +159,7 @@ def refusals(rank):
     net = _net(nn.ReLU if rank == 0 else nn.GELU)
     step = caesura.compile_step(net, CE, _sgd(net))
     for i in range(3):
-        _refused(step, rank, "module '1' is ReLU() on rank 0, GELU(approximate='none') on rank 1", call=i)
+        assert isinstance(_refused(step, rank, "module '1' is ReLU() on rank 0, GELU(approximate='none') on rank 1", call=i), ValueError)
     net[1] = nn.ReLU()
     for i in range(3):
         step(*_batch(rank, i))

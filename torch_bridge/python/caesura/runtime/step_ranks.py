@@ -20,6 +20,10 @@ _MEETS = 1  # the first word of ranks that compare all their facts; a step's is 
 _ALIKE = "Nothing has changed: make them alike and call again. A new step takes all values from rank 0"
 
 
+class RanksDiffer(StepRefused, ValueError):
+    """Raised where the ranks' steps differ; a ValueError as well, as TrainingSession raises."""
+
+
 class Differs(Exception):
     """Ends a call, which has done nothing, so that all ranks compare their facts and call again."""
 
@@ -207,7 +211,7 @@ class StepRanks:
         if not differences and differing is not None:
             differences = _core.rank_differences(among.gather_facts(differing.session.step_facts()))
         if differences:
-            raise StepRefused(f"the ranks' steps differ: {differences}. {_ALIKE}")
+            raise RanksDiffer(f"the ranks' steps differ: {differences}. {_ALIKE}")
 
     def _tell(self, step, refused):
         try:
