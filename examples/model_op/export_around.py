@@ -94,9 +94,9 @@ def main(folder):
     made = {"plain": "middle.onnx"}
     # The gradient's model runs on caesura: OpenVINO 2026.4.1 computes it wrongly on the CPU (off by as much as it is large).
     if wrap("middle_openvino.onnx", "middle.onnx", "--runtime", "openvino", "--gradient", at("middle_gradient.onnx"),
-            "--gradient-runtime", "caesura", "--output", f"z=float32[N, {WIDTH}]"):
+            "--gradient-runtime", "caesura", "--output-type", f"z=float32[N, {WIDTH}]"):
         made["openvino"] = "middle_openvino.onnx"
-    if wrap("middle_torch.onnx", "middle.pt", "--runtime", "torch", "--output", f"output=float32[N, {WIDTH}]"):
+    if wrap("middle_torch.onnx", "middle.pt", "--runtime", "torch", "--output-type", f"output=float32[N, {WIDTH}]"):
         made["torch"] = "middle_torch.onnx"
     for kind, name in made.items():
         around(onnx.load(at(name)), at(f"around_{kind}.onnx"), np.random.default_rng(0))
