@@ -191,6 +191,26 @@ class HookedTwice(Uses):
         return y * self.scale
 
 
+class HookedThenWritten(Uses):
+    """Writes to a part of a tensor that has a hook, and does not record it: the hook gets the gradient of the whole tensor."""
+
+    def use(self, y):
+        y.register_hook(lambda dy: dy * 2)
+        with torch.no_grad():
+            y[:1].zero_()
+        return y * self.scale
+
+
+class KeepsCopies(Uses):
+    """Writes, by a view and without recording, to a tensor with memory that it shared: its own values and gradients stay one tensor's."""
+
+    def use(self, y):
+        own = y.detach().requires_grad_()
+        with torch.no_grad():
+            own[:1].mul_(3)
+        return own.sin() * self.scale + y
+
+
 class Stopped(Uses):
     """Stops a gradient within a checkpoint."""
 
@@ -209,7 +229,8 @@ class Checkpointed(UsesScaled):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, UsesGivesNone, WritesFixed, Unread,
-                                  Checkpointed, Hooked, HookedLate, HookedTwice, Stopped])
+                                  Checkpointed, Hooked, HookedLate, HookedTwice, HookedThenWritten, KeepsCopies,
+                                  Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()

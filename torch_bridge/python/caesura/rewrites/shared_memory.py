@@ -136,7 +136,7 @@ class SharedMemory:
         self.number = -1
         self.now = {}  # of tensors in memory that is written to, by id: whether they require gradients
         self.members = {}  # group to its tensors
-        self.nodes = {}  # of tensors in memory that is written to, by id: the nodes that made them
+        self.nodes = {}  # of tensors by id: the last nodes that gave them; a hook's node gives a tensor that exists already
         self.leaves = set()  # groups of parameters
         self.apart = []  # (node, a tensor that shares its memory and not its gradients), which has memory of its own here
 
@@ -162,10 +162,10 @@ class SharedMemory:
                 self.now[id(tensor)] = True
                 problems.append(f"{name_of(node)} is not followed to what is written later: {first_line(error)} (at {describe(node)})")
             self.members.setdefault(group_of(tensor), []).append(tensor)
-            if node.meta["example_value"] is tensor:
-                self.nodes[id(tensor)] = node
             if node.op == "placeholder" and self.now.get(id(tensor)):
                 self.leaves.add(group_of(tensor))
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor):
+            self.nodes[id(value)] = node
         if written:
             problems += self._write(node, written, recording)
         else:
@@ -252,6 +252,7 @@ class SharedMemory:
                 with self.graph.inserting_after(node):
                     own = self._like(node, self.graph.call_method("clone", (node,)), value)
                 node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+                self.nodes[id(value)] = own
                 self.apart.append((source, own))
         return problems
 
