@@ -201,6 +201,47 @@ class HookedThenWritten(Uses):
         return y * self.scale
 
 
+class HookedPastWrites(Uses):
+    """Has hooks on a tensor before and after writes that autograd does not record, and one that it does: the first two get the gradient
+    of all that reads the tensor until the recorded write."""
+
+    def use(self, y):
+        read = (y * 3).sin() * self.scale
+        y.register_hook(lambda dy: dy * 2)
+        with torch.no_grad():
+            y[:1].zero_()
+            torch._foreach_mul_([y, y[:, 1:]], 0.5)
+        with torch.inference_mode():
+            y[:, :1].add_(1)
+            y.register_hook(lambda dy: dy.clamp(-0.05, 0.05))
+        z = (y * 2).sin()
+        y[1:] += self.scale
+        y.register_hook(lambda dy: dy * 3)
+        y.data[:1].mul_(2)
+        return read + z + y
+
+
+class HookedInInference(Uses):
+    """Has a hook that inference mode registers, after it computes what the hook reads."""
+
+    def use(self, y):
+        with torch.inference_mode():
+            scale = self.scale.mean() * 2
+            y.register_hook(lambda dy: dy * scale)
+        return y * self.scale
+
+
+class HookedShapes(Uses):
+    """Has hooks that tell rows from columns, before and after the tensor is transposed in place."""
+
+    def use(self, y):
+        weights = torch.arange(y.numel()).view(y.shape).to(y)
+        y = y * self.scale
+        y.t_()
+        y.register_hook(lambda dy: dy * weights.t())
+        return y.t()
+
+
 class KeepsCopies(Uses):
     """Writes, by a view and without recording, to a tensor with memory that it shared: its own values and gradients stay one tensor's."""
 
@@ -230,7 +271,7 @@ class Checkpointed(UsesScaled):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("make", [UsesTenfold, UsesScaled, UsesSorted, UsesSigns, UsesGivesNone, WritesFixed, Unread,
                                   Checkpointed, Hooked, HookedLate, HookedTwice, HookedThenWritten, KeepsCopies,
-                                  Stopped])
+                                  HookedPastWrites, HookedInInference, HookedShapes, Stopped])
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
 def test_like_eager(make, dynamic):
     module = make().double()
@@ -258,16 +299,25 @@ def writes_to_a_part(module, y):
     row.mul_(2)
 
 
-def writes_past_its_readers(module, y):
-    module.read = y * 3
-    y.data.mul_(2)
-    y.register_hook(lambda d: d * 2)
+def writes_to_a_view(module, y):
+    module.flat = y.view(-1)
+    module.flat.register_hook(lambda d: d * 2)
+    with torch.no_grad():
+        module.flat.mul_(2)
+
+
+def changes_the_shape_between(module, y):
+    z = y * 2
+    z.register_hook(lambda d: d * 2)
+    z.t_()
+    z.register_hook(lambda d: d * 3)
 
 
 @pytest.mark.parametrize("use, told", [
     (hooks_a_parameter, "a hook on a parameter"), (reads_a_later_value, "reads what is computed after"),
     (writes_to_a_part, "shares memory with others and is written to"),
-    (writes_past_its_readers, "read before a write which autograd does not record")], ids=lambda v: getattr(v, "__name__", ""))
+    (writes_to_a_view, r"register it on a clone\(\) of the tensor"),
+    (changes_the_shape_between, "shape was changed in place")], ids=lambda v: getattr(v, "__name__", ""))
 def test_hooks_that_a_step_refuses(use, told):
     class Used(Uses):
         def use(self, y):

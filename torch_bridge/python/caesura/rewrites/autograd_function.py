@@ -102,6 +102,7 @@ class Function:
 
     def __init__(self, forward, backward, number, fixed, without=()):
         self.forward, self.backward, self.number, self.fixed, self.without = forward, backward, number, fixed, without
+        self.is_hook = forward is _give_on
 
     def __call__(self, *arguments):
         results, saved = self.forward(*arguments)

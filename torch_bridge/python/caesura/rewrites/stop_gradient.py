@@ -55,6 +55,8 @@ def mark_cuts(graph: torch.fx.GraphModule, functions: list, keep_modes: bool = F
         bare = [source for source in node.all_input_nodes
                 if source not in written and any(map(memory.only_others_track, tensors_of(source)))]
         passes = bool(bare) or any(map(memory.tracks, given))
+        if isinstance(node.target, Function) and node.target.is_hook:
+            recording, inference = True, False  # it may be registered in any mode
         problems += memory.enter(node, written, recording and not inference)
         if not recording or inference:
             node.meta[_UNRECORDED] = True
