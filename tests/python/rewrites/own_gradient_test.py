@@ -340,6 +340,17 @@ def test_a_hook_where_there_is_no_gradient():
         caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.05))(*batches(1)[0])
 
 
+def test_a_hooked_tensor_that_autograd_saved_is_written_to():
+    class Used(Uses):
+        def use(self, y):
+            y.register_hook(lambda d: d * 2)
+            return y.copy_(y.sin()) * self.scale
+
+    module = Used()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.05))(*batches(1)[0])
+
+
 def test_is_not_what_autograd_would_do():
     """The step uses the Function's gradient, not the derivative of its forward."""
     module = UsesTenfold()

@@ -131,7 +131,8 @@ class FailsInEager(RuntimeError):
 def reached_by_autograd(graph: torch.fx.GraphModule, loss: torch.fx.Node, functions: list):
     """reached_inputs(), or None where autograd cannot tell. functions: as take_functions() gives them. To be called before
     mark_cuts(). Raises FailsInEager."""
-    value, whole = loss.meta["example_value"], not functions and sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules()) == 1
+    value, parts = loss.meta["example_value"], sum(isinstance(m, torch.fx.GraphModule) for m in graph.modules())
+    whole = parts == 1 and all(f.is_hook for f in functions)
     if not (whole and value.requires_grad and value.numel() == 1 and any(map(written_to, graph.graph.nodes))):
         return None
     if any(switches_inference(node) or IN_PLACE in node.meta for node in graph.graph.nodes):
