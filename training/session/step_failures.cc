@@ -62,7 +62,7 @@ std::string StepRuns::WayBack() const {
                    : "Regroup, or Restore a checkpoint first";
 }
 
-// What to do after another rank was lost.
+// Returns what to do after another rank was lost.
 std::string StepRuns::NextOfRanks() const {
   const bool is_whole = parameters_.shards().empty() && options_.step.rank_parts.empty();
   return is_whole

@@ -92,8 +92,8 @@ Status CreateCumProdGrad(KernelInfo& info) {
 struct ProductSpec {
   ReductionSpec plan;
   std::vector<int64_t> reduced;  // offsets of the elements of one product, in order
-  // Whether no axes were given. As in PyTorch, a product of all elements with two zeros then has
-  // gradients of zero, whatever dY is (NaN, infinity).
+  // True where no axes were given. As in PyTorch, the gradient of such a product is zero if two of
+  // its elements are, whatever dY is (NaN, infinity).
   bool of_all;
   int threads;
 };

@@ -32,7 +32,8 @@ def fuse(optimizer: T, *, threads: int = 0) -> T:
     it raises, none. copy.deepcopy() and pickle give an optimizer that is not fused.
 
     PyTorch's own step runs, with one FallbackWarning for each cause, for sparse gradients, gradients of another dtype than
-    their parameters, parameters that are not on the CPU, and for classes and options that have no such update.
+    their parameters, parameters that are not on the CPU or not contiguous (channels_last), and for classes and options that have
+    no such update.
 
     Args:
         optimizer: an optimizer of torch.optim.
