@@ -3,6 +3,7 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -22,30 +23,70 @@ namespace {
 // arena costs a fault a page, and products walk it with fewer misses of the TLB.
 constexpr size_t kHugePage = size_t{2} << 20;
 
-void* AllocateHost(size_t bytes) {
-  if (bytes > env::MemoryBytes())
-    return nullptr;  // else a system that promises more than it has would kill who writes there
-  if (bytes < kHugePage) return std::aligned_alloc(kBufferAlignment, bytes);
-  void* data = nullptr;  // not of aligned_alloc, which wants whole multiples of the alignment
-  if (posix_memalign(&data, kHugePage, bytes) != 0) return nullptr;
-#ifdef __linux__
-  madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // a hint: it may say no
+// From this size on memory is mapped, so that all of it goes back to the system when it is freed.
+// malloc would keep it in pieces that fit no later size: sizes vary where batches do. The address
+// sanitizer watches what malloc gives only.
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+constexpr size_t kMapped = size_t{256} << 10;
+#else
+constexpr size_t kMapped = SIZE_MAX;
 #endif
-  return data;
+
+// Pages that read as zero and were not touched; null where there are none. A huge page begins at
+// the start of memory that can hold one.
+void* Map(size_t bytes) {
+#ifdef __linux__
+  const size_t slack = bytes < kHugePage ? 0 : kHugePage;
+  void* data = bytes + slack < bytes ? MAP_FAILED
+                                     : mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<char*>(data);
+  if (slack > 0) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t head = (kHugePage - reinterpret_cast<uintptr_t>(data) % kHugePage) % kHugePage;
+    const size_t end = (head + bytes + page - 1) / page * page;
+    if (head > 0) munmap(begin, head);
+    if (end < bytes + slack) munmap(begin + end, bytes + slack - end);
+    begin += head;
+  }
+  madvise(begin, bytes, MADV_HUGEPAGE);  // a hint: neighbours share huge pages
+  return begin;
+#else
+  return nullptr;
+#endif
+}
+
+void Unmap(void* data, size_t bytes) {
+#ifdef __linux__
+  munmap(data, bytes);
+#endif
+}
+
+// Host memory of `size` bytes, with as much after its end as its alignment. `zeros`: that reads as
+// zero.
+Result<std::shared_ptr<Buffer>> AllocateHost(size_t size, bool zeros) {
+  const size_t rounded = (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+  const size_t bytes = rounded + kBufferAlignment;
+  const bool mapped = bytes >= kMapped;
+  void* data = nullptr;
+  // More than the system has is not asked for: one that promises it would kill who writes there.
+  if (rounded >= size && bytes <= env::MemoryBytes())
+    data = mapped ? Map(bytes) : std::aligned_alloc(kBufferAlignment, bytes);
+  if (data == nullptr)
+    return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
+  const auto release = [mapped, bytes](void* p) { mapped ? Unmap(p, bytes) : std::free(p); };
+  std::unique_ptr<void, decltype(release)> owner(data, release);  // until the buffer is there
+  if (zeros && !mapped) std::memset(data, 0, size);
+  auto buffer = std::make_shared<Buffer>(data, size, Device{}, release);
+  static_cast<void>(owner.release());
+  return buffer;
 }
 
 class PlainHostAllocator : public Allocator {
  public:
   Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
-    const size_t rounded = (size + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
-    void* data = rounded == 0 && size != 0 ? nullptr : AllocateHost(rounded + kBufferAlignment);
-    if (data == nullptr)
-      return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
-    std::unique_ptr<void, decltype(&std::free)> owner(data,
-                                                      &std::free);  // until the buffer is there
-    auto buffer = std::make_shared<Buffer>(data, size, Device{}, &std::free);
-    static_cast<void>(owner.release());
-    return buffer;
+    return AllocateHost(size, /*zeros=*/false);
   }
   Device device() const override { return {}; }
 };
@@ -142,27 +183,7 @@ Allocator& HostAllocator() {
 }
 
 Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size) {
-#ifdef __linux__
-  constexpr size_t kLarge = size_t{128} << 10;
-  if (size >= kLarge) {
-    const size_t mapped = size + kBufferAlignment;  // as much after the end as other buffers have
-    void* data =
-        mapped < size || mapped > env::MemoryBytes()
-            ? MAP_FAILED
-            : mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-      return OutOfMemory("cannot allocate " + std::to_string(size) + " bytes of host memory");
-    auto unmap = [mapped](void* p) { munmap(p, mapped); };
-    std::unique_ptr<void, decltype(unmap)> owner(data, unmap);  // until the buffer is there
-    madvise(data, mapped, MADV_HUGEPAGE);  // neighbours that were mapped likewise share huge pages
-    auto buffer = std::make_shared<Buffer>(data, size, Device{}, unmap);
-    static_cast<void>(owner.release());
-    return buffer;
-  }
-#endif
-  auto buffer = HostAllocator().Allocate(size);
-  if (buffer.ok() && size > 0) std::memset((*buffer)->data(), 0, size);
-  return buffer;
+  return AllocateHost(size, /*zeros=*/true);
 }
 
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source) {

@@ -2,6 +2,10 @@
 #include "core/tensor/tensor.h"
 
 #include <gtest/gtest.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -13,8 +17,9 @@ namespace {
 
 // Freed contents must not show through, whichever way memory of the size is had.
 TEST(BufferTest, ZerosAreZeroAndCanBeWritten) {
-  for (size_t size : {size_t{0}, size_t{1}, size_t{100}, size_t{128} << 10, (size_t{128} << 10) + 1,
-                      (size_t{3} << 20) - 4096, (size_t{5} << 20) + 12}) {
+  for (size_t size :
+       {size_t{0}, size_t{1}, size_t{100}, size_t{256} << 10, (size_t{256} << 10) - 64,
+        (size_t{2} << 20) - 64, (size_t{3} << 20) - 4096, (size_t{5} << 20) + 12}) {
     for (int turn = 0; turn < 3; ++turn) {
       const std::shared_ptr<Buffer> buffer = AllocateZeros(size).value();
       EXPECT_EQ(buffer->size(), size);
@@ -26,6 +31,23 @@ TEST(BufferTest, ZerosAreZeroAndCanBeWritten) {
     }
   }
 }
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+// So memory does not grow with each new size.
+TEST(BufferTest, LargeMemoryGoesBackToTheSystem) {
+  for (size_t size : {size_t{300} << 10, size_t{5} << 20}) {
+    std::shared_ptr<Buffer> buffer = HostAllocator().Allocate(size).value();
+    std::memset(buffer->data(), 1, size);
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    auto* const inside =
+        reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(buffer->data()) / page + 2) * page);
+    unsigned char resident;
+    EXPECT_EQ(mincore(inside, page, &resident), 0);
+    buffer.reset();
+    EXPECT_NE(mincore(inside, page, &resident), 0) << size;
+  }
+}
+#endif
 
 TEST(BufferTest, ZerosTooLargeAreRefused) {
   for (size_t size : {std::numeric_limits<size_t>::max(), std::numeric_limits<size_t>::max() / 2}) {
