@@ -11,6 +11,7 @@
 #include "torch_bridge/aten_op.h"
 #include "torch_bridge/c10d_communicator.h"
 #include "torch_bridge/captured_call.h"
+#include "torch_bridge/draws.h"
 #include "torch_bridge/provider/torch_provider.h"
 #include "torch_bridge/torch_stream.h"
 
@@ -31,6 +32,7 @@ extern "C" const char* CaesuraTorchKernels(const char* torch_version,
   }
   caesura::torch::RegisterAtenKernels(*registry);
   caesura::torch::RegisterCapturedCalls();
+  caesura::torch::RegisterDraws();
   is_accepted = true;
   return nullptr;
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox, and the kernels that draw from it.
+// The generators, and the kernels that draw from Philox.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
+#include <random>
 
+#include "core/ops/random/mersenne_twister.h"
 #include "core/ops/random/philox.h"
 #include "tests/kernel_case.h"
 
@@ -41,6 +43,52 @@ TEST(Philox, TilesHoldTheWordsOfTheirElements) {
     });
     EXPECT_EQ(next, last);
   }
+}
+
+// From the seed 5489, as std::mt19937 begins.
+MersenneTwister Seeded() {
+  MersenneTwister::State state;
+  state[0] = 5489;
+  for (uint32_t i = 1; i < state.size(); ++i)
+    state[i] = 1812433253u * (state[i - 1] ^ (state[i - 1] >> 30)) + i;
+  return MersenneTwister(state, MersenneTwister::kSize);
+}
+
+TEST(MersenneTwister, GivesTheWordsOfTheStandardLibrary) {
+  MersenneTwister ours = Seeded();
+  std::mt19937 theirs;
+  for (const int count : {1, 2, 620, 0, 624, 3, 5000}) {
+    std::vector<uint32_t> words(count);
+    ours.Fill(count, words.data());
+    for (uint32_t word : words) ASSERT_EQ(word, theirs()) << count;
+  }
+  // The state can be taken over in the middle.
+  MersenneTwister copy(ours.state(), ours.taken());
+  uint32_t word;
+  copy.Fill(1, &word);
+  EXPECT_EQ(word, theirs());
+}
+
+TEST(MersenneTwister, ComparesAndScalesTheLowerBits) {
+  MersenneTwister ours = Seeded();
+  std::mt19937 theirs;
+  const auto bits = [&] {
+    const uint64_t high = theirs();
+    return static_cast<double>((high << 32 | theirs()) & ((uint64_t{1} << 53) - 1)) * 0x1p-53;
+  };
+  for (const double p : {0.0, 0.3, 1 - 0x1p-53, 1.0}) {
+    std::vector<uint16_t> y(1001);
+    ours.FillBernoulli<uint16_t>(p, 7, 1001, y.data());
+    for (uint16_t one : y) ASSERT_EQ(one, bits() < p ? 7 : 0) << p;
+  }
+  std::vector<double> doubles(1001);
+  ours.FillUniform(0.0, 1.0, 1001, doubles.data());
+  for (double x : doubles) ASSERT_EQ(x, bits());
+  std::vector<float> floats(1001);
+  ours.FillUniform(-2.0f, 2.0f, 1001, floats.data());
+  for (float x : floats) ASSERT_EQ(x, static_cast<float>(theirs() & 0xffffff) * 0x1p-22f - 2);
+  ours.FillUniform(1.0f, std::nextafter(1.0f, 2.0f), 1001, floats.data());
+  for (float x : floats) ASSERT_EQ(x, 1.0f);  // the other half of them rounds up to the end
 }
 
 Tensor Draw(const char* op_type, DType dtype, int threads) {

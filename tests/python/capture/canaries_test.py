@@ -2,6 +2,7 @@
 """Shows what is lost without an error if a release of PyTorch changes: each fast way is taken, and draws are PyTorch's."""
 
 import copy
+import pathlib
 
 import pytest
 
@@ -9,11 +10,15 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 import caesura  # noqa: E402
+from caesura import torch_kernels  # noqa: E402
 from caesura.cache import disk  # noqa: E402
 from caesura.capture import compat, frames  # noqa: E402
 from caesura.capture.bytecode import is_plain  # noqa: E402
 
 X, Y = torch.linspace(-1, 1, 12).reshape(3, 4), torch.tensor([0, 1, 1])
+
+
+torch_kernels.load()
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +82,40 @@ def test_draws_are_pytorchs():
         expected = module(X), torch.rand(())
         torch.manual_seed(seed)
         torch.testing.assert_close((wrapped(X), torch.rand(())), expected)
+
+
+DTYPES = [torch.bool, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_our_draws_give_pytorchs_numbers_and_leave_its_state(dtype):
+    def drawn(draw, *arguments, **options):
+        torch.manual_seed(3)
+        torch.randn(3)
+        return draw(*arguments, **options), torch.get_rng_state()
+
+    for count in (0, 1, 5, 311, 312, 313, 624, 2000):
+        x = torch.empty(count, dtype=dtype)
+        for p in (0.0, 0.1, 1 - 2.0**-53, 1.0):
+            torch.testing.assert_close(drawn(torch.ops.caesura.bernoulli, x, p), drawn(torch.bernoulli, x, p), rtol=0, atol=0)
+        for ends in ((0.0, 1.0), (-0.3, 1.1), (2.0, 2.0)) if dtype.is_floating_point else ():
+            torch.testing.assert_close(drawn(torch.ops.caesura.uniform, x, *ends), drawn(torch.ops.aten.uniform, x, *ends), rtol=0, atol=0)
+    ours, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    torch.testing.assert_close(torch.ops.caesura.bernoulli(x, 0.5, generator=ours), torch.bernoulli(x, 0.5, generator=theirs))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_what_pytorch_refuses_to_draw_is_refused():
+    for wrong in (lambda: torch.ops.caesura.bernoulli(torch.empty(3), 1.5), lambda: torch.ops.caesura.uniform(torch.empty(3), 2.0, 1.0),
+                  lambda: torch.ops.caesura.uniform(torch.empty(3), 0.0, float("inf"))):
+        with pytest.raises(RuntimeError, match=r"expects|p_in|out of bounds"):
+            wrong()
+
+
+@pytest.mark.skipif("GenuineIntel" in pathlib.Path("/proc/cpuinfo").read_text(), reason="there PyTorch draws by MKL, and so do we")
+def test_our_draws_are_taken():
+    torch.ops.caesura.bernoulli(torch.empty(3), 0.5), torch.ops.caesura.uniform(torch.empty(3))  # which look at PyTorch's
+    with torch.profiler.profile() as profile:
+        torch.ops.caesura.bernoulli(torch.empty(3), 0.5), torch.ops.caesura.uniform(torch.empty(3))
+    names = {event.name for event in profile.events()}
+    assert "caesura::bernoulli" in names and not any(name.startswith(("aten::bernoulli", "aten::uniform")) for name in names)

@@ -118,3 +118,62 @@ def test_backward_has_the_forwards_mask():
         loss = step(torch.ones(512)).item()
         gradient = 1 - module.weight.detach()
         assert set(gradient.tolist()) <= {0.0, 4.0} and gradient.sum().item() == pytest.approx(loss)
+
+
+class Dropping(nn.Module):
+    """Dropouts of several layouts, of lengths that vary, in an attention and within recurrent layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.block = nn.Embedding(20, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.recurrent, self.image = nn.LSTM(8, 4, 2, dropout=0.3, batch_first=True), nn.Conv2d(1, 4, 3)
+
+    def forward(self, tokens):
+        hidden = self.block(self.embed(tokens))
+        image = F.dropout(self.image(hidden[:, None].contiguous(memory_format=torch.channels_last)), 0.4)
+        return self.recurrent(hidden)[0].square().mean() + F.dropout2d(image, 0.3).square().mean() + F.dropout(hidden.mT, 0.5).mean()
+
+
+def test_masks_of_pytorch_are_eagers():
+    plain = Dropping()
+    ours = copy.deepcopy(plain)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    step = caesura.compile_step(ours, None, torch.optim.SGD(ours.parameters(), lr=0.1), masks="pytorch")
+    for length in (5, 7, 6, 7):
+        tokens = torch.arange(3 * length).reshape(3, length) % 20
+        torch.manual_seed(length)
+        optimizer.zero_grad()
+        loss = plain(tokens)
+        loss.backward()
+        optimizer.step()
+        after = torch.rand(2)
+        torch.manual_seed(length)
+        torch.testing.assert_close((step(tokens), torch.rand(2)), (loss.detach(), after))
+
+
+def test_masks_are_pytorchs_or_our_own():
+    module = net()
+    with pytest.raises(ValueError, match="masks is one of own, pytorch, got 'eager'"):
+        caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters()), masks="eager")
+
+
+@pytest.mark.parametrize("draw,options", [(F.dropout, {"masks": "pytorch"}), (lambda x: x * torch.rand_like(x), {})],
+                         ids=["PyTorch's masks", "numbers"])
+def test_sizes_that_depend_on_values_are_not_drawn_before(draw, options):
+    """Masks of our own are made where they are used."""
+    class Chosen(nn.Module):
+        def __init__(self, draw):
+            super().__init__()
+            self.linear, self.draw = nn.Linear(6, 4), draw
+
+        def forward(self, x):
+            return self.draw(self.linear(x[torch.nonzero(x[:, 0] > 0)[:, 0]])).square().sum()
+
+    def step_of(draw, **options):
+        module = Chosen(draw)
+        return caesura.compile_step(module, None, torch.optim.SGD(module.parameters()), **options)
+
+    with pytest.raises(caesura.StepRefused, match="depend on values(.|\n)*compile_step_random_test.py"):
+        step_of(draw, **options)(DATA[0])
+    assert step_of(F.dropout)(DATA[0]) > 0

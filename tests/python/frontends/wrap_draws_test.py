@@ -103,3 +103,12 @@ def test_draws_that_depend_on_values_are_told_of(draw):
     torch._dynamo.reset()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="depend on values"):
         caesura.wrap(Drawing(draw))(torch.randn(3, 4))
+
+
+def test_a_dropout_does_not_end_a_program():
+    """Its mask waits for no value, so that one program has all of the forward, also of a length that varies."""
+    wrapped = caesura.wrap(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True))
+    for length in (5, 7, 6):
+        caesura.reports.reset()
+        wrapped(torch.randn(2, length, 8))
+        assert caesura.stats().kernel_calls == 1

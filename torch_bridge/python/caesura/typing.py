@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from caesura.sessions.onnx_module import OnnxOutputs
     from caesura.sessions.split import ForwardRun
 
-__all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Model", "OnFailure", "OnnxOutputs", "Path", "Plan",
-           "Precision", "Properties", "Providers", "Schedule", "Stats"]
+__all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Masks", "Model", "OnFailure", "OnnxOutputs", "Path",
+           "Plan", "Precision", "Properties", "Providers", "Schedule", "Stats"]
 
 Path = Union[str, "os.PathLike[str]"]
 Model = Union[str, "os.PathLike[str]", bytes, "onnx.ModelProto"]  # a file's path, its bytes, or the model
@@ -25,6 +25,7 @@ Feeds = dict[str, Array]  # by the inputs' names
 Properties = Mapping[str, Union[int, float, str]]
 Providers = Sequence[Union[str, tuple[str, Mapping[str, Any]]]]  # names, or (name, options)
 Precision = Literal["fp32", "bf16", "fp16"]
+Masks = Literal["own", "pytorch"]  # whose dropout masks a compiled step has
 Loss = Literal["cross_entropy", "mse", "l1", "bce_with_logits", "output"]
 Commit = Literal["late", "eager-consume"]
 OnFailure = Literal["stop", "skip", "retry", "retry-on-defaults", "retry-in-parts"]

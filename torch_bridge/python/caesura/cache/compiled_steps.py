@@ -4,7 +4,7 @@
 A program's key (keys.py) holds: the module with all that it refers to (attributes, its classes, training mode, hooks,
 which tensors are shared, their dtypes, shapes, strides and whether they require a gradient), the loss function, the
 code that was traced of both with what it names, which parameters the optimizer trains, the arguments (tensors as above,
-all else by value), `dynamic`, this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and
+all else by value), `dynamic`, `masks`, this package's sources, and what fingerprint.py adds: releases of Python, PyTorch and
 ONNX, and PyTorch's modes, defaults and settings. The key does not hold the elements of tensors, nor the settings that a
 program is opened with (the optimizer's class and options, clipping, precision, threads, passes, the machine's
 instructions). A file holds the forward as an ONNX model, and the places of its inputs.
@@ -38,7 +38,7 @@ class StepKey(keys.Key):
         self._names = named(owner.module)
         if not owner._recipe.trained.keys() <= self._names.keys():
             raise Unkeyed("an optimizer of parameters that the module does not have")
-        fingerprint.add((owner.dynamic, *sorted(self._names[i] for i in owner._recipe.trained)))
+        fingerprint.add((owner.dynamic, owner.masks, *sorted(self._names[i] for i in owner._recipe.trained)))
         return signature
 
     def fits(self, program) -> bool:

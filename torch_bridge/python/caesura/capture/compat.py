@@ -40,6 +40,7 @@ _PRIVATE = {
     "detect_fake_mode": "torch._guards.detect_fake_mode",
     "fake_implementations": "torch._subclasses.fake_impls.op_implementations_dict",  # by operator
     "enable_python_dispatcher": "torch._dispatch.python.enable_python_dispatcher",
+    "free_unbacked_symbols": "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols",  # of sizes that depend on values
     "guard_or_false": "torch.fx.experimental.symbolic_shapes.guard_or_false",
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "make_fx": "torch.fx.experimental.proxy_tensor.make_fx",

@@ -7,8 +7,8 @@ import functools
 import torch
 
 from caesura.capture import foreach
-from caesura.capture.compat import (DispatchKey, core_aten_decompositions, global_decomposition_table, registrations,
-                                    with_kernel)
+from caesura.capture.compat import (DispatchKey, core_aten_decompositions, global_decomposition_table, guard_or_false,
+                                    registrations, with_kernel)
 from caesura.capture.patches import Shared
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def _softshrink(x, lambd=0.5):
 
 def _dropout(x, p, train):
     """PyTorch's decomposition draws with p = 1, and copies x where nothing is dropped."""
-    if not train or p == 0 or x.numel() == 0:
+    if not train or p == 0 or guard_or_false(x.numel() == 0):
         return x
     return x * torch.zeros((), dtype=x.dtype, device=x.device) if p == 1 else aten.native_dropout(x, p, train)[0]
 

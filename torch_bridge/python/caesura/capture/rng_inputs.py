@@ -8,6 +8,7 @@ import sympy
 import torch
 from torch.fx import map_arg
 
+from caesura import torch_kernels
 from caesura.capture.compat import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -19,6 +20,12 @@ DRAWS = {
     aten.uniform.default, aten.normal_functional.default, aten.bernoulli.p, aten.exponential.default, aten.cauchy.default,
     aten.geometric.default, aten.log_normal.default, aten.random.default, aten.random.to, getattr(aten.random, "from"),
 }
+
+
+def drawer(target):
+    """Our operator that draws as `target` does, faster, where there is one and the library for this PyTorch; else `target`."""
+    name = {aten.bernoulli.p: "bernoulli", aten.uniform.default: "uniform"}.get(target)
+    return getattr(torch.ops.caesura, name).default if name and not torch_kernels.misfit() else target
 
 
 class Draw:
@@ -36,7 +43,7 @@ class Draw:
         def real(leaf):
             return leaf.make(sizes) if isinstance(leaf, _Like) else _size(leaf, sizes)
         args, kwargs = tree_map_only((_Like, torch.SymInt), real, (self.args, self.kwargs))
-        return self.target(*args, **kwargs).contiguous()
+        return drawer(self.target)(*args, **kwargs).contiguous()
 
 
 class _Like:

@@ -37,6 +37,7 @@ from caesura.reports import Detour, Detours, collect_from, note_detour
 from caesura.rewrites.aliasing import data_assignments, share_storage, writes_to_overlaps, writes_to_saved
 from caesura.rewrites.autograd_function import parts_of, take_functions
 from caesura.rewrites.complex_numbers import in_pairs
+from caesura.rewrites.dropout import take_dropouts_apart
 from caesura.rewrites.dtensors import drop_meshes, is_dtensor, refused_dtensors
 from caesura.rewrites.fx_meta import describe
 from caesura.rewrites.gpu_attention import take_attention
@@ -51,7 +52,7 @@ from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Step
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
 from caesura.runtime.step_ranks import Differs, StepRanks
-from caesura.typing import Precision
+from caesura.typing import Masks, Precision
 
 
 collect_from(_core.take_step_counts)
@@ -66,7 +67,7 @@ _KEYS = 32  # looked up, after which no more are: inputs or the module change to
 def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
                  optimizer: torch.optim.Optimizer, *, clip_norm: float = 0.0, accumulation_steps: int = 1,
                  precision: Precision = "fp32", memory_budget: int = 0, dynamic: Optional[bool] = None, threads: int = 0,
-                 ranks: Ranks = Ranks()) -> "CompiledStep":
+                 masks: Masks = "own", ranks: Ranks = Ranks()) -> "CompiledStep":
     """Compiles the whole training step into one program: forward, loss, backward, clipping and optimizer.
 
     The first call captures the program, and so does a call with inputs that no program fits yet. Captured programs are
@@ -74,8 +75,8 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
     left out of the program. Ops without an equivalent in ONNX run in PyTorch within the program, with a
     FallbackWarning.
 
-    Dropout draws its masks from a seed that each call takes from PyTorch's generator. manual_seed() and set_rng_state()
-    repeat them; they are not eager's.
+    Dropout makes its masks from a seed that each call takes from PyTorch's generator. manual_seed() and set_rng_state()
+    repeat them. They are eager's with masks="pytorch" only.
 
     Args:
         module: the module, on the CPU or on one NVIDIA GPU. Its parameters become contiguous (channels_last does not stay).
@@ -95,6 +96,8 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
             the backward.
         dynamic: as for wrap().
         threads: Threads to a kernel; 0: CAESURA_NUM_THREADS, or as many as OpenMP takes.
+        masks: of dropout. "own": made within the program, on all threads. "pytorch": those that PyTorch's generator gives,
+            so that losses equal eager's; it draws them before each step, one after the other. On the CPU only.
         ranks: the ranks that train together, by default those of torch.distributed's default group, where one is
             initialised; Ranks("alone") has none.
 
@@ -121,7 +124,7 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
         raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
                          "gradients; take shard=1")
     return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads, StepRanks(module, ranks))
+                        threads, masks, StepRanks(module, ranks))
 
 
 class CompiledStep(Suspendable, Ranked, Measured, Exported):
@@ -148,7 +151,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     def __init__(self, module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
                  optimizer: torch.optim.Optimizer, clip_norm: float, accumulation_steps: int, precision: Precision,
-                 memory_budget: int, dynamic: Optional[bool], threads: int, ranks: StepRanks) -> None:
+                 memory_budget: int, dynamic: Optional[bool], threads: int, masks: Masks, ranks: StepRanks) -> None:
         super().__init__()
         self._ranks = ranks
         if not clip_norm >= 0:
@@ -161,9 +164,11 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             raise ValueError(f"dynamic is None, True or False, got {dynamic!r}")
         if precision not in get_args(Precision):
             raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, got {precision!r}")
+        if masks not in get_args(Masks):
+            raise ValueError(f"masks is one of {', '.join(get_args(Masks))}, got {masks!r}")
         self.module, self.loss_fn, self.optimizer = module, loss_fn, optimizer
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
-        self.precision, self.memory_budget, self.dynamic = precision, memory_budget, dynamic
+        self.precision, self.memory_budget, self.dynamic, self.masks = precision, memory_budget, dynamic, masks
         self._recipe, self._gradients = None, Gradients()
         self._programs = []
         self._inputs: Any = None
@@ -287,6 +292,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         if why := refusal(devices):
             raise StepRefused(f"the step cannot be one program: {why}")
         if devices - {CPU}:
+            if self.masks == "pytorch":
+                raise StepRefused("masks='pytorch' are those of PyTorch's generator of the CPU; the module is on a GPU")
             take_attention(graph, own_dropout=True)
         captured, table = [], decompositions(KEPT)
         has_more = any(map(adds_detaches, parts_of(graph)))
@@ -300,6 +307,10 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             metadata = TracingContext.get().fw_metadata
             join_checks(module, len(metadata.tokens))
             drop_meshes(module, example_inputs)
+            kept = take_dropouts_apart(module.graph) if self.masks == "pytorch" else []
+            if kept:
+                raise StepRefused("the step cannot be one program:\n  the sizes of a dropout depend on values, so that masks='pytorch' "
+                                  f"cannot be drawn before the step (at {describe(kept[0])})")
             left = lay_arguments(module.graph, past_views=False)
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")

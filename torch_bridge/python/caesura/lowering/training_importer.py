@@ -7,7 +7,7 @@ import torch
 from onnx.helper import make_attribute
 
 from caesura import torch_kernels
-from caesura.capture.compat import OpOverload
+from caesura.capture.compat import OpOverload, free_unbacked_symbols
 from caesura.capture.derivatives import derivative, tensors_given
 from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.lowering.aten_fallback import aten_node
@@ -205,6 +205,8 @@ class ForwardImporter(Importer):
 
 
     def _draw(self, w, node, *arguments):
+        if free_unbacked_symbols(node.meta["val"]):
+            raise Refused("the sizes of its random numbers depend on values, so that they cannot be drawn before the step")
         self.draws.append(Draw(node, value_of(w.fresh("random"), node.meta["val"])))
         return self.draws[-1].value
 

@@ -26,7 +26,7 @@ def lay_arguments(graph: torch.fx.Graph, past_views: bool) -> list:
         is_laid = x.is_contiguous() and x.storage_offset() == 0
         if is_laid and base is node.args[0]:
             continue
-        order = _order(x) if is_static((*given.stride(), given.storage_offset())) else None
+        order = memory_order(x) if is_static((*given.stride(), given.storage_offset())) else None
         if order is None:
             left.append(node)
             continue
@@ -36,9 +36,9 @@ def lay_arguments(graph: torch.fx.Graph, past_views: bool) -> list:
         if len(sizes) == (2 if node.target == _CALLS[0] else 3):
             sizes = (*sizes, given.storage_offset())
         with graph.inserting_before(node):
-            made = _call(graph, node, node.target, dense, *sizes)
+            made = call(graph, node, node.target, dense, *sizes)
             if node.target == _CALLS[1]:
-                made = _back(graph, made, order)
+                made = back(graph, made, order)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
     return left
@@ -55,12 +55,12 @@ def lay_results(graph: torch.fx.Graph, first: int, last: int, eager=()):
             chain.append(chain[-1].args[0])
         base = chain.pop()
         x = base.meta.get("val") if isinstance(base, torch.fx.Node) and base.op == "call_function" else None
-        order = _order(x) if isinstance(x, torch.Tensor) else None
+        order = memory_order(x) if isinstance(x, torch.Tensor) else None
         if order is None or order == list(range(x.dim())):
             continue
         with graph.inserting_before(output):
             if base not in laid:
-                laid[base] = _back(graph, _dense(graph, base, order), order)
+                laid[base] = back(graph, _dense(graph, base, order), order)
             for view in reversed(chain):
                 if view not in laid:
                     laid[view] = graph.node_copy(view, lambda n: laid.get(n, n))
@@ -71,10 +71,10 @@ def lay_results(graph: torch.fx.Graph, first: int, last: int, eager=()):
         node, strides = results[i], _hints(like.stride())
         made = node.meta["val"] if isinstance(node, torch.fx.Node) else like
         moved = any(a != b for a, b, size in zip(_hints(made.stride()), strides, _hints(like.shape)) if size != 1)
-        order = _order(like) if moved and made.shape == like.shape else None
+        order = memory_order(like) if moved and made.shape == like.shape else None
         if order is not None:
             with graph.inserting_before(output):
-                results[i] = _back(graph, _dense(graph, node, order), order)
+                results[i] = back(graph, _dense(graph, node, order), order)
     output.args = (type(output.args[0])(results),)
 
 
@@ -90,7 +90,7 @@ def as_traced(graph, node, source):
     if moving == sorted(moving) or 0 in [strides[axis] for axis in moving]:
         return source
     with graph.inserting_before(node):
-        return _back(graph, _dense(graph, source, order), order)
+        return back(graph, _dense(graph, source, order), order)
 
 
 def _hints(sizes) -> list:
@@ -98,7 +98,7 @@ def _hints(sizes) -> list:
     return [d if isinstance(d, int) else d.node.hint for d in sizes]
 
 
-def _order(x):
+def memory_order(x):
     """The axes from the outermost in memory to the innermost; None if x is a part of a tensor, or sizes depend on values."""
     if x.layout != torch.strided:
         return None
@@ -114,15 +114,17 @@ def _order(x):
 
 
 def _dense(graph, node, order):
-    return _call(graph, node, aten.clone.default, _call(graph, node, aten.permute.default, node, order),
+    return call(graph, node, aten.clone.default, call(graph, node, aten.permute.default, node, order),
                  memory_format=torch.contiguous_format)
 
 
-def _back(graph, node, order):
-    return _call(graph, node, aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
+def back(graph, node, order):
+    """A view of `node`, whose axes are those in `order`, with the axes in their own order."""
+    return call(graph, node, aten.permute.default, node, [order.index(axis) for axis in range(len(order))])
 
 
-def _call(graph, like, target, *args, **kwargs):
+def call(graph, like, target, *args, **kwargs):
+    """A call that stands for `like`, or for a part of it, with its metadata."""
     made = graph.call_function(target, args, kwargs)
     values = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     made.meta = {**like.meta, "val": target(*values[0], **values[1])}

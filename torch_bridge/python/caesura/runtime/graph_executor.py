@@ -12,13 +12,14 @@ import torch
 
 from caesura import _core
 from caesura.capture.compat import is_view
-from caesura.capture.rng_inputs import DRAWS
+from caesura.capture.rng_inputs import DRAWS, drawer
 from caesura.lowering import Refused, TABLE, import_graph
 from caesura.lowering.importer import Importer
 from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
 from caesura.rewrites.complex_numbers import has_complex
+from caesura.rewrites.dropout import take_dropouts_apart
 from caesura.rewrites.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
 from caesura.rewrites.gpu_attention import IN_PARTS
 from caesura.rewrites.layout import as_traced, lay_arguments
@@ -29,13 +30,15 @@ aten = torch.ops.aten
 # Views that a program, too, makes at no cost, unless another reader sees their base.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
-# Its result holds no values that a kernel computed.
-_EMPTY = aten.empty_strided.default
+# Their results hold no values that a kernel computed.
+_EMPTY = {aten.empty_strided.default, aten.empty_permuted.default}
 # Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
 _GENERATED = DRAWS | {aten.native_dropout.default}
+# The order of the steps of a level.
+_ORDER = {"size": 0, "eager": 1, "program": 2}
 # Checks of values, which compute nothing.
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
-_UNCOUNTED = {*_CHECKS, _EMPTY, operator.getitem}
+_UNCOUNTED = {*_CHECKS, *_EMPTY, operator.getitem}
 # A backward hands out gradients of at least this many bytes at a time: DistributedDataParallel's first, smallest bucket.
 _PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
@@ -93,6 +96,7 @@ class GraphProgram:
         the results are the gradients of, in order. device: whose kernels run, the CPU's or a GPU's (gpu.open_gpu)."""
         self.graph, self.phase, self.device = module.graph, phase, device
         self.gpu = None if device == CPU else open_gpu(device)[0]
+        take_dropouts_apart(self.graph)
         _draw_early(self.graph)
         _cancel_transposes(self.graph)
         lay_arguments(self.graph, past_views=True)  # what is left is of the caller's tensors, which PyTorch looks at
@@ -122,7 +126,7 @@ class GraphProgram:
         """The calls that our ops have an equivalent for; each is tried by itself."""
         supported, away = set(), {}
         for node in self.graph.nodes:
-            if node.op != "call_function" or is_symbolic(node):
+            if node.op != "call_function" or is_symbolic(node) or node.target in _EMPTY:
                 continue
             if node.target is operator.getitem:
                 if node.args[0] in supported:
@@ -187,8 +191,7 @@ class GraphProgram:
             level[node] = 0
             for source in node.all_input_nodes:
                 if source in kind:
-                    same = kind[source] == kind[node] or kind[source] == "size"
-                    level[node] = max(level[node], level[source] + (not same))
+                    level[node] = max(level[node], level[source] + (_ORDER[kind[source]] > _ORDER[kind[node]]))
             if draws(node):  # PyTorch's generator is asked in the graph's order
                 drawn = level[node] = max(level[node], drawn)
         needed = self._needed_outside(level, kind)
@@ -196,9 +199,8 @@ class GraphProgram:
         for number in range(max(level.values(), default=-1) + 1):
             here = [n for n in self.graph.nodes if level.get(n) == number]
             steps += [CallStep(n) for n in here if kind[n] == "size" and n.target is not operator.getitem]
-            program = [n for n in here if kind[n] == "program"]
-            steps += self._program_steps(program, needed)
             steps += [CallStep(n) for n in here if kind[n] == "eager"]
+            steps += self._program_steps([n for n in here if kind[n] == "program"], needed)
         return self._with_releases(self._cut(steps))
 
     def _needed_outside(self, level, kind):
@@ -389,7 +391,9 @@ def _draw_early(graph: torch.fx.Graph) -> None:
     layout, not our dense one, since numbers are drawn in memory order."""
     for node in list(graph.nodes):
         source = node.args[0] if draws(node) and node.args else None
-        if not isinstance(source, torch.fx.Node) or not is_tensor(source) or source.meta["val"].device.type != "cpu":
+        if not isinstance(source, torch.fx.Node) or source.target in _EMPTY or not is_tensor(source):
+            continue
+        if source.meta["val"].device.type != "cpu":
             continue
         given, value = source.meta["val"], node.meta["val"]
         if node.target not in DRAWS or not is_static((*given.shape, *given.stride())):
@@ -454,7 +458,7 @@ class CallStep:
 
     def __init__(self, node: torch.fx.Node):
         self.node, self.reads, self.writes, self.nodes = node, node.all_input_nodes, [node], [node]
-        self.target = _AS.get(node.target, node.target)
+        self.target = drawer(_AS.get(node.target, node.target))
         if self.target in IN_PARTS and devices_of([node]) != {CPU}:
             self.target = IN_PARTS[self.target]
         self.counts = not (is_symbolic(node) or node.target in _UNCOUNTED or makes_view(node) or is_exchange(node))

@@ -239,7 +239,8 @@ class StepRanks:
 
     def _facts(self, step, tensors):
         return facts_of(step, tensors, {"clip_norm": float(step.clip_norm), "accumulation_steps": step.accumulation_steps,
-                                        "precision": step.precision, "shard": self.shards.arguments()["shard"], **self._options})
+                                        "precision": step.precision, "masks": step.masks,
+                                        "shard": self.shards.arguments()["shard"], **self._options})
 
     def _shared(self, step) -> dict:
         """The tensors that are the same on all ranks, by name."""

@@ -355,7 +355,8 @@ def new_full(w, node, like, size, value, *options):
 
 
 # These tensors are written before they are read; zeros make runs repeatable.
-@register(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
+@register(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_like.default, aten.new_empty.default,
+          aten.new_empty_strided.default)
 def empty(w, node, like, *options):
     return zeros(w, node, like, *options)
 
