@@ -70,13 +70,13 @@ class ArgumentPool {
   std::array<std::atomic<ArgumentSet*>, 16> slots_{};
 };
 
-// A primitive with its arguments' layouts. The last memory of a set is the scratchpad, where there
-// is one.
+// A primitive with the numbers of its arguments; it knows their layouts. The last memory of a set
+// is the scratchpad, where there is one.
 class Primitive {
  public:
-  static Result<std::unique_ptr<Primitive>> Make(
-      KernelInfo& info, int threads, const_dnnl_primitive_desc_t desc,
-      std::vector<std::pair<int, const_dnnl_memory_desc_t>> layouts) {
+  static Result<std::unique_ptr<Primitive>> Make(KernelInfo& info, int threads,
+                                                 const_dnnl_primitive_desc_t desc,
+                                                 std::vector<int> arguments) {
     auto out = std::make_unique<Primitive>();
     out->threads_ = threads;
     dnnl_primitive_t handle = nullptr;
@@ -87,25 +87,21 @@ class Primitive {
         bytes > 0) {
       out->has_scratchpad_ = true;
       out->scratchpad_ = info.BookScratch(bytes);
-      layouts.emplace_back(DNNL_ARG_SCRATCHPAD, scratchpad);
+      arguments.push_back(DNNL_ARG_SCRATCHPAD);
     }
-    for (const auto& [id, layout] : layouts) {
-      dnnl_memory_desc_t clone = nullptr;
-      RETURN_IF_ERROR(DnnlStatus(dnnl_memory_desc_clone(&clone, layout), "dnnl_memory_desc_clone"));
-      out->layouts_.emplace_back(id, DnnlMemoryDesc(clone));
-    }
+    out->arguments_ = std::move(arguments);
     ASSIGN_OR_RETURN(ArgumentSet * first, out->MakeSet());
     out->pool_.Return(first);
     return out;
   }
 
-  // `pointers`: one a layout, without the scratchpad.
+  // `pointers`: one an argument, without the scratchpad.
   Status Run(KernelContext& context, const void* const* pointers) const {
     ArgumentSet* set = pool_.Take();
     if (set == nullptr) {
       ASSIGN_OR_RETURN(set, MakeSet());
     }
-    const size_t given = layouts_.size() - (has_scratchpad_ ? 1 : 0);
+    const size_t given = arguments_.size() - (has_scratchpad_ ? 1 : 0);
     for (size_t i = 0; i < given; ++i) {
       dnnl_memory_set_data_handle(set->memories[i].get(), const_cast<void*>(pointers[i]));
     }
@@ -130,10 +126,14 @@ class Primitive {
         DnnlStatus(dnnl_stream_create(&stream, DnnlCpuEngine(), dnnl_stream_default_flags),
                    "dnnl_stream_create"));
     set->stream.reset(stream);
-    for (const auto& [id, layout] : layouts_) {
+    const_dnnl_primitive_desc_t desc = nullptr;
+    RETURN_IF_ERROR(DnnlStatus(dnnl_primitive_get_primitive_desc(primitive_.get(), &desc),
+                               "dnnl_primitive_get_primitive_desc"));
+    for (const int id : arguments_) {
       dnnl_memory_t memory = nullptr;
       RETURN_IF_ERROR(
-          DnnlStatus(dnnl_memory_create(&memory, layout.get(), DnnlCpuEngine(), DNNL_MEMORY_NONE),
+          DnnlStatus(dnnl_memory_create(&memory, QueryDesc(desc, dnnl_query_exec_arg_md, id),
+                                        DnnlCpuEngine(), DNNL_MEMORY_NONE),
                      "dnnl_memory_create"));
       set->memories.emplace_back(memory);
       set->arguments.push_back({id, memory});
@@ -145,7 +145,7 @@ class Primitive {
   int threads_ = 1;
   bool has_scratchpad_ = false;
   size_t scratchpad_ = 0;
-  std::vector<std::pair<int, DnnlMemoryDesc>> layouts_;
+  std::vector<int> arguments_;
   mutable ArgumentPool pool_;
 };
 
@@ -158,7 +158,7 @@ Result<std::unique_ptr<Primitive>> MakeReorder(KernelInfo& info, int threads,
                                                                 DnnlCpuEngine(), attributes.get()),
                              "reorder"));
   DnnlPrimitiveDesc owner(desc);
-  return Primitive::Make(info, threads, desc, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
+  return Primitive::Make(info, threads, desc, {DNNL_ARG_FROM, DNNL_ARG_TO});
 }
 
 }  // namespace
@@ -268,14 +268,14 @@ Result<DnnlCall> MakeDnnlCall(KernelInfo& info, int threads, DnnlPrimitiveDesc d
   }
   DnnlTeam team(threads);
   auto rep = std::make_shared<DnnlCall::Rep>();
-  std::vector<std::pair<int, const_dnnl_memory_desc_t>> layouts;
+  std::vector<int> ids;
   for (const DnnlArgument& argument : arguments) {
     const_dnnl_memory_desc_t own = QueryDesc(desc.get(), dnnl_query_exec_arg_md, argument.id);
     const DnnlMemoryDesc ours = MakeDnnlMemoryDesc(argument.tensor);
     if (own == nullptr || ours == nullptr)
       return info.Refuse("oneDNN does not take one of the tensors");
-    const size_t index = layouts.size();
-    layouts.emplace_back(argument.id, own);
+    const size_t index = ids.size();
+    ids.push_back(argument.id);
     if (dnnl_memory_desc_equal(own, ours.get())) continue;
     const size_t scratch = info.BookScratch(dnnl_memory_desc_get_size(own));
     const_dnnl_memory_desc_t from = argument.is_output ? own : ours.get();
@@ -283,7 +283,7 @@ Result<DnnlCall> MakeDnnlCall(KernelInfo& info, int threads, DnnlPrimitiveDesc d
     ASSIGN_OR_RETURN(std::unique_ptr<Primitive> reorder, MakeReorder(info, threads, from, to));
     rep->copies.push_back({index, scratch, argument.is_output, std::move(reorder)});
   }
-  ASSIGN_OR_RETURN(rep->primitive, Primitive::Make(info, threads, desc.get(), std::move(layouts)));
+  ASSIGN_OR_RETURN(rep->primitive, Primitive::Make(info, threads, desc.get(), std::move(ids)));
   rep->argument_count = arguments.size();
   return DnnlCall(std::move(rep));
 }
