@@ -116,13 +116,19 @@ void RankGroup::DescribeStep(const StepProgram& update) {
                                op.empty() ? "number " + std::to_string(optimizer.index()) : op);
       for (const auto& [name, value] : Coefficients(optimizer))
         step_facts_.emplace_back(name + of, Text(value));
+      if (!is_last)
+        step_facts_.emplace_back("the scale of the rate" + of,
+                                 Text(step.groups[g].learning_rate_scale));
       for (size_t i = 0; !is_last && i < step.groups[g].names.size(); ++i)
         step_facts_.emplace_back("group " + std::to_string(g), step.groups[g].names[i]);
     }
+    step_facts_.emplace_back("the class that the loss ignores",
+                             std::to_string(step.loss.ignore_index));
     int number = 0;
     for (const auto& node : parameters_.model().graph->nodes()) {
       Hash hash;
       MixNode(hash, *node);
+      for (const Value* input : node->inputs()) hash.Mix(input == nullptr ? "" : input->name());
       step_facts_.emplace_back("node " + std::to_string(number++) + " of the model",
                                node->op_type() + " (" + Hex(hash.value()) + ")");
     }
@@ -163,6 +169,13 @@ RankFacts RankGroup::Rates() const {
   return rates;
 }
 
+std::string RankGroup::MicroSteps() const {
+  if (progress_.micro_steps_to_update != 0) return std::to_string(progress_.micro_steps);
+  // A mean over tokens goes by the sums of all ranks.
+  if (progress_.loss_is_mean && !has_divided_sums()) return "";
+  return std::to_string(progress_.accumulated() + 1) + (is_update_ ? " to this update" : " so far");
+}
+
 uint64_t RankGroup::HashOfSample() const {
   const ParameterSet& set = parameters_.set();
   const int micro_steps = progress_.micro_steps_to_update;
@@ -194,8 +207,8 @@ RankFacts RankGroup::StepFacts(const std::string& call) const {
   facts.insert(facts.end(), rates.begin(), rates.end());
   if (compares_updates_)
     facts.emplace_back("the number of updates", std::to_string(progress_.updates));
-  if (progress_.micro_steps_to_update != 0)
-    facts.emplace_back("the number of micro-steps", std::to_string(progress_.micro_steps));
+  if (const std::string micro_steps = MicroSteps(); !micro_steps.empty())
+    facts.emplace_back("the number of micro-steps", micro_steps);
   const ParameterSet& set = parameters_.set();
   for (const auto& [i, name] : sampled_) {
     const Tensor& tensor = set.tensor(i);

@@ -241,6 +241,7 @@ Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
 
 Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const double> coefficients) {
   differs_ = false;
+  is_update_ = is_update;
   if (control_.rank_asked()) return Suspended("no step has begun: a rank was asked to suspend");
   if (control_.TakeSuspendAt() != INT_MAX)
     return InvalidArgument("SuspendAt: with several ranks a step is suspended before it begins");
@@ -258,14 +259,14 @@ Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const dou
   rates.Mix(std::bit_cast<uint64_t>(progress_.learning_rate()));
   rates.Mix(std::bit_cast<uint64_t>(progress_.loss_scale()));
   for (const double value : coefficients) rates.Mix(std::bit_cast<uint64_t>(value));
-  // Where the caller decides when to update, ranks may accumulate other numbers of batches.
-  const int64_t micro_steps = progress_.micro_steps_to_update == 0 ? 0 : progress_.micro_steps;
+  Hash micro_steps;
+  micro_steps.Mix(MicroSteps());
   const int64_t words[] = {0,
                            static_cast<int64_t>(step_hash_),
                            static_cast<int64_t>(callers_facts_),
                            static_cast<int64_t>(rates.value()),
                            compares_updates_ ? progress_.updates : 0,
-                           micro_steps,
+                           static_cast<int64_t>(micro_steps.value()),
                            static_cast<int64_t>(HashOfSample())};
   static_assert(std::size(words) == kComparedWords);
   collectives_->Compare(words, is_update);

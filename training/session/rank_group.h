@@ -102,6 +102,9 @@ class RankGroup {
   // --- rank_facts.cc ---
   // The rates and coefficients of the next update.
   RankFacts Rates() const;
+  // The number of micro-steps so far; where the caller decides when to update, that of this update.
+  // Empty: ranks may have other numbers.
+  std::string MicroSteps() const;
   // A hash of a part of all values, the same part on all ranks.
   uint64_t HashOfSample() const;
   // True for an entry of the set that is the same on all ranks.
@@ -133,8 +136,8 @@ class RankGroup {
   RankFacts step_facts_;    // what DescribeStep was told
   uint64_t step_hash_ = 0;  // of it
   uint64_t callers_facts_ = 0;
-  bool compares_updates_ = true;
-  std::vector<double> coefficients_;               // of the step that runs
+  bool compares_updates_ = true, is_update_ = true;  // the step that runs updates
+  std::vector<double> coefficients_;                 // of the step that runs
   std::vector<std::pair<int, uint64_t>> sampled_;  // entries of the set, and hashes of their names
   bool differs_ = false;
   int state_rank_ = -1;                          // the one whose parts of state these are

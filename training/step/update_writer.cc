@@ -325,6 +325,12 @@ Node* UpdateWriter::UpdateOf(const std::vector<Updated>& updated, const Rates& r
              static_cast<int>(updated.size() * (1 + update.states.size())));
 }
 
+void UpdateWriter::Assign(Value* target, Value* value) {
+  std::vector<Value*> inputs = {target, value};
+  if (cleared_ != nullptr) inputs.push_back(cleared_);
+  Act("Assign", inputs, {}, 1);
+}
+
 void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   const auto fed =
       static_cast<int64_t>(options_.fed_coefficients.size() * (options_.groups.size() + 1));
@@ -337,6 +343,7 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
   const bool agrees = setup_.has_others() && options_.commit == CommitMode::kLate;
   if (agrees) step = collectives_.Agreed(step);
   if (micro_steps_ == 1) step = Checked(step);  // otherwise Accumulate has checked
+  if (agrees || norm_ != nullptr) cleared_ = step;
   if (inverse_scale_ != nullptr) graph_.AddOutput(scale);
   if (buckets_.empty()) {
     for (const Group& group : Groups()) UpdateGroup(group, gradients, coefficients, step, scale);
@@ -437,6 +444,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   }
   const std::vector<Value*> parts = collectives_.ReduceScatter(values, layouts);
   for (size_t b = 0; b < parts.size(); ++b) buckets_[b].gradient = parts[b];
+  cleared_ = parts.back();
 }
 
 void UpdateWriter::UpdateBucket(const Bucket& bucket, Value* coefficients, Value* step,

@@ -54,9 +54,10 @@ class UpdateWriter {
   // The mean loss, of a sum over ranks.
   Value* MeanLossOfRanks(Value* sum) { return Times(sum, rank_share_); }
   // With early commit: `value`, once all ranks have all sums. No update waits for it.
-  Value* AgreedAtLast(Value* value) { return collectives_.AgreedAtLast(value); }
+  Value* AgreedAtLast(Value* value) { return cleared_ = collectives_.AgreedAtLast(value); }
   void Update(const std::vector<Value*>& gradients);
-  void Assign(Value* target, Value* value) { Act("Assign", {target, value}, {}, 1); }
+  // Writes the value to the target, once the updates may write.
+  void Assign(Value* target, Value* value);
 
  private:
   struct Group {
@@ -147,6 +148,9 @@ class UpdateWriter {
   std::vector<Bucket> buckets_;
   Value* norm_ = nullptr;  // of the gradients, where they must be finite
   Value* loss_ = nullptr;  // likewise
+  // Once it is there, nothing that the ranks exchange or that is checked may fail. Null: nothing
+  // is.
+  Value* cleared_ = nullptr;
 };
 
 }  // namespace caesura

@@ -184,10 +184,12 @@ Status CreateCopy(KernelInfo& info, const CudaDevicePtr& device) {
 }  // namespace
 
 void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& device) {
-  const auto add = [&](const char* op, DTypeSet types, std::vector<Alias> aliases, auto create) {
+  const auto add = [&](const char* op, DTypeSet types, std::vector<Alias> aliases, auto create,
+                       std::vector<int> unread_inputs = {}) {
     registry.Add({.op_type = op,
                   .domain = kCaesuraDomain,
                   .types = types,
+                  .unread_inputs = std::move(unread_inputs),
                   .aliases = std::move(aliases),
                   .create = [=](KernelInfo& info) { return create(info, device); }});
   };
@@ -196,7 +198,7 @@ void RegisterCudaGradientScale(KernelRegistry& registry, const CudaDevicePtr& de
   add("RequireFinite", kFixedTypes, {}, CreateRequireFinite);
   add("InPlaceAccumulator", kFloatTypes, {InPlace(0, 0)}, CreateAccumulator);
   add("AccumulatedSum", kFloatTypes, {MayReuse(1, 0)}, CreateAccumulator);
-  add("Assign", kFixedTypes, {InPlace(0, 0)}, CreateAssign);
+  add("Assign", kFixedTypes, {InPlace(0, 0)}, CreateAssign, {2});
   add("Copy", kFixedTypes, {}, CreateCopy);
 }
 

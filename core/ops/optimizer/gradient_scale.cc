@@ -234,6 +234,7 @@ void RegisterGradientScale(KernelRegistry& registry) {
     DTypeSet types;
     std::vector<Alias> aliases;
     KernelFactory create;
+    std::vector<int> unread_inputs = {};
   } kernels[] = {
       {"GlobalNorm", kFloatTypes, {}, CreateGlobalNorm},
       {"ClipScale", kFloatTypes, {}, CreateClipScale},
@@ -248,13 +249,14 @@ void RegisterGradientScale(KernelRegistry& registry) {
        kFloatTypes,
        {MayReuse(1, 0)},
        [](KernelInfo& info) { return CreatePairwise(info, /*ends=*/true); }},
-      {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign},
+      {"Assign", kAllTypes, {InPlace(0, 0)}, CreateAssign, {2}},
       {"Copy", kAllTypes, {}, CreateCopy},
   };
   for (const auto& kernel : kernels) {
     registry.Add({.op_type = kernel.op_type,
                   .domain = kCaesuraDomain,
                   .types = kernel.types,
+                  .unread_inputs = kernel.unread_inputs,
                   .aliases = kernel.aliases,
                   .create = kernel.create});
   }

@@ -88,9 +88,10 @@ std::vector<OpDef> StepOps() {
     {.op_type = "YieldOp", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .min_outputs = 0,
      .max_outputs = INT_MAX, .infer = InferYield, .is_deterministic = false,
      .rule = {.function = gradient::YieldRule}},
-    // Assign (target, value) -> target'  copies value into target, in place: running statistics, counters. In a model,
-    // the target being an initializer: what a training step leaves there (core/gradient/training_mode.h)
-    {.op_type = "Assign", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .type_of_output = {0}},
+    // Assign (target, value, after?) -> target'  copies value into target, in place, once `after` is there, which is not
+    // read: running statistics, counters. In a model, the target being an initializer: what a training step leaves
+    // there (core/gradient/training_mode.h)
+    {.op_type = "Assign", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3, .type_of_output = {0}},
     // Copy (X) -> Y  Y = X, in memory of its own: never a view
     {.op_type = "Copy", .domain = kCaesuraDomain, .type_of_output = {0}},
   };
