@@ -109,12 +109,13 @@ def later_head(rank):
         step(x, task, y)
         same_on_all_ranks(net.parameters())
     torch.manual_seed(rank + 7)
-    net.a = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
-    step.optimizer.add_param_group({"params": net.a.parameters()})
-    for i in range(2):
-        x, y = _batch(rank, i)
-        step(x, "a", y)
-        same_on_all_ranks(net.parameters())
+    for head in (nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), nn.Linear(16, 4), nn.Linear(16, 4)):
+        net.a = head  # the last one has the names of the one before
+        step.optimizer.add_param_group({"params": net.a.parameters()})
+        for i in range(2):
+            x, y = _batch(rank, i)
+            step(x, "a", y)
+            same_on_all_ranks(net.parameters())
     return True
 
 

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import weakref
 
 import torch
 
@@ -43,7 +44,8 @@ class StepRanks:
         self._group, self._has_others = ranks.group, False
         self._communicators = {}  # by the device whose memory is exchanged
         self._is_settled = False  # since all facts were compared last, nothing has differed
-        self._taken, self._host = set(), None  # the names of tensors that the ranks have joined; the group that did
+        # The tensors that the ranks have joined, by name; the group that did.
+        self._taken, self._host = weakref.WeakValueDictionary(), None
         self._meetings = 0
         self.shards = StepShards(ranks.shard)
         self._options = {"mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes,
@@ -176,8 +178,8 @@ class StepRanks:
         tensors, differing = self._shared(step), step._differing
         step._differing, self._is_settled = None, False
         facts = [("the call", what), *rates_of(step), *self._facts(step, tensors)]
-        joins, size = not self._taken.issuperset(tensors), _core.compared_words
-        words = [_MEETS, hash_of(facts), int(joins), int(differing is not None), int(bool(refused)), 0, 0]
+        not_taken, size = self._not_taken(tensors), _core.compared_words
+        words = [_MEETS, hash_of(facts), int(bool(not_taken)), int(differing is not None), int(bool(refused)), 0, 0]
         rows = [[0]]
         while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
             try:
@@ -192,7 +194,7 @@ class StepRanks:
             return
         if any(row[2] for row in rows):
             missing = [[name for key, name in of_rank if key == "missing"]
-                       for of_rank in among.gather_facts([("missing", name) for name in tensors if name not in self._taken])]
+                       for of_rank in among.gather_facts([("missing", name) for name in not_taken])]
             self._take(step, tensors, [name for name in tensors if any(name in names for names in missing)], self._host_group(), 0)
         self._meetings += 1
         step._calls = []  # their programs have the facts of before
@@ -226,7 +228,7 @@ class StepRanks:
         if not self._has_others or program.meeting == self._meetings:
             return
         tensors = self._shared(step)
-        if not self._taken.issuperset(tensors):
+        if self._not_taken(tensors):
             raise Differs
         program.session.set_callers_facts(hash_of(self._facts(step, tensors)), step._recipe.update.keeps_count)
         program.meeting = self._meetings
@@ -248,6 +250,10 @@ class StepRanks:
         if not self._options["broadcast_buffers"]:
             tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter)}
         return tensors
+
+    def _not_taken(self, tensors: dict) -> list:
+        """The names of tensors that the ranks have not joined; a name may be that of another tensor now."""
+        return [name for name, tensor in tensors.items() if self._taken.get(name) is not tensor]
 
     def _host_group(self):
         if self._host is None:
@@ -286,7 +292,7 @@ class StepRanks:
         except RuntimeError as error:
             self._taken.clear()
             raise RankFailure(f"the ranks have not joined, and have some tensors of rank {root}: {error}") from None
-        self._taken.update(names)
+        self._taken.update((name, tensors[name]) for name in names)
 
     def _communicator(self, device: torch.device, gpu):
         """The ranks' communicator of that device's memory. gpu: the _core.Gpu of the device; None: the CPU."""
