@@ -119,6 +119,26 @@ def later_head(rank):
     return True
 
 
+def other_divided(rank):
+    """A tensor that comes in place of another one, and a parameter that comes to another group, do not take others' parts of divided
+    state, or rates."""
+    for words in ("'a.weight' is another tensor than the one", "are in other groups of the optimizer"):
+        net = Heads(0)
+        optimizer = torch.optim.SGD([*net.body.parameters(), *net.a.parameters()], lr=0.1, momentum=0.9)
+        step = caesura.compile_step(net, CE, optimizer, ranks=caesura.Ranks(shard=1))
+        step(*_batch(rank, 0))
+        if "group" in words:
+            optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()], "lr": 0.01})
+        else:
+            net.a = nn.Linear(16, 4)
+            optimizer.add_param_group({"params": net.a.parameters()})
+        before = [p.detach().clone() for p in net.body.parameters()]
+        with pytest.raises(caesura.StepRefused, match=words):
+            step(*_batch(rank, 1))
+        assert all(map(torch.equal, before, net.body.parameters()))
+    return True
+
+
 def heads_by_rank(rank):
     """Ranks that draw other heads in one call would add their gradients: all refuse it, and go on."""
     net = Heads(0)
@@ -316,7 +336,7 @@ def members(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [frozen, statistics, later_head, heads_by_rank, state, refusals, options, later, alone,
+@pytest.mark.parametrize("body", [frozen, statistics, later_head, other_divided, heads_by_rank, state, refusals, options, later, alone,
                                   lengths_of_a_second_step], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body, seconds=60)

@@ -69,8 +69,7 @@ class StepProgram:
         self.trained = [*self.learners]
         self.learning = frozenset(map(id, self.learners.values()))
         rows, has_offsets = rows or self._rows_now()
-        if has_offsets:
-            owner._ranks.shards.refuse_rows(rows)
+        owner._ranks.shards.refuse_others(rows, self.learners)
         device = bound[0][2].device
         self.gpu = None if device == CPU else open_gpu(device)[0]
         among = owner._ranks.arguments(device, self.gpu)

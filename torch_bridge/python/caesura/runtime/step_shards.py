@@ -25,14 +25,23 @@ class StepShards:
         """True if a rank has parts of the state only; False before the first session is opened."""
         return bool(self._buckets)
 
-    def refuse_rows(self, rows):
-        """Refuses rows of parameters (Recipe.rows_of) that have had other numbers of updates and lie in one bucket."""
-        row_of = {name: row for row, (_, names) in enumerate(rows) for name in names}
+    def refuse_others(self, rows, learners: dict):
+        """Refuses parameters that do not fit the state that is divided. rows: Recipe.rows_of() them; learners: they, by name."""
+        for name, parameter in learners.items():
+            if self._parameters.get(name, parameter) is not parameter:
+                raise StepRefused(f"'{name}' is another tensor than the one whose divided state (shard) the ranks have; make the step "
+                                  "again")
+        place_of = {name: (group, row) for row, (group, names) in enumerate(rows) for name in names}
         for members in (bucket["members"] for bucket in self._buckets):
-            other = next((name for name in members if row_of.get(name) != row_of.get(members[0])), None)
-            if other is not None:
-                raise StepRefused(f"'{members[0]}' and '{other}' have had other numbers of updates, and with divided state (shard) they "
-                                  "lie in one bucket, whose update counts one; write shard=0")
+            first = place_of.get(members[0])
+            other = next((name for name in members if place_of.get(name) != first), None)
+            if other is None or first is None or other not in place_of:
+                continue  # the session refuses other names
+            apart = ("are in other groups of the optimizer, and with divided state (shard) they lie in one bucket, whose update has one "
+                     "rate; make the step again" if place_of[other][0] != first[0] else
+                     "have had other numbers of updates, and with divided state (shard) they lie in one bucket, whose update counts "
+                     "one; write shard=0")
+            raise StepRefused(f"'{members[0]}' and '{other}' {apart}")
 
     def bind(self, program, optimizer):
         """Has the program's session write to this rank's parts. They are taken from whole state, where the optimizer has some
