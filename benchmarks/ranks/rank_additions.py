@@ -11,8 +11,8 @@ SGD and momentum, which has one moment to divide; each rank has a batch of its o
 - wrap, and DDP(wrap).
 
 Steps of one rank also run on both ranks at once, so that they share the machine as the others do. It prints medians and
-quartiles of the slower rank's milliseconds, and four ratios with the quartiles that they have over the rounds: what ranks
-add over what DDP adds; shard=1 over shard=0; DDP(wrap) over DDP; both ranks' step over DDP's.
+quartiles of the slower rank's milliseconds; what two ranks add in a round, ours over DDP's; and the ratios of shard=1 to
+shard=0, of DDP(wrap) to DDP and of compile_step to DDP, with their quartiles over the rounds.
 """
 
 import argparse
@@ -125,8 +125,7 @@ def measure(rank, port, options):
             for variant, taken in times.items():
                 print(f"  {variant:24} {quartiles(taken, digits=2)}")
             print(f"  {'what two ranks add':24} {quartiles(added[0], digits=2)}, DDP {quartiles(added[1], digits=2)}")
-            medians = {variant: statistics.median(taken) for variant, taken in times.items()}
-            ours, ddp = medians["compile_step"] - medians["compile_step, one rank"], medians["DDP"] - medians["eager"]
+            ours, ddp = map(statistics.median, added)
             print(f"  added over what DDP adds {ours / ddp:6.2f}")
             print(f"  shard=1 over shard=0     {ratio(times['compile_step, shard=1'], times['compile_step'])}")
             print(f"  DDP(wrap) over DDP       {ratio(times['DDP(wrap)'], times['DDP'])}")
