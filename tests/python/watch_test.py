@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """_core.Watch: each thing that it watches counts as changed once it is, and again as unchanged for a new watch."""
 
+import collections
 import types
 
 import pytest
@@ -95,3 +96,80 @@ def test_a_class_whose_versions_python_does_not_count_any_more_counts_as_changed
     watch.unchanged()
     Changing.number = -1
     assert not watch.unchanged()
+
+
+GLOBAL = 0
+
+
+def set_global(value):
+    global GLOBAL
+    GLOBAL = value
+
+
+def held_by(kind):
+    """A dict that another thing keeps its names or items in, and what sets the one called GLOBAL."""
+    if kind == "a module":
+        return globals(), set_global
+    if kind == "an object":
+        held = Object()
+        held.GLOBAL = 0
+        return vars(held), lambda value: setattr(held, "GLOBAL", value)
+    if kind == "an object whose class writes":
+        class Writes:
+            def __init__(self):
+                self.GLOBAL = 0
+
+            def write(self, value):
+                self.GLOBAL = value
+
+        held = Writes()
+        return vars(held), held.write
+    held = collections.OrderedDict(GLOBAL=0) if kind == "an OrderedDict" else {"GLOBAL": 0}
+    return held, lambda value: held.__setitem__("GLOBAL", value) if kind == "a dict's method" else held.update(GLOBAL=value)
+
+
+@pytest.mark.parametrize("kind", ["a module", "an object", "an object whose class writes", "an OrderedDict", "a dict's method", "a dict"])
+def test_each_of_many_writes_is_seen(kind):
+    """Python writes in another way once it has seen the same write several times."""
+    held, write = held_by(kind)
+    watches = []
+    for i in range(100):
+        write(i)
+        watch = _core.Watch()
+        watch.item(held, "GLOBAL", i)
+        assert watch.unchanged() and watch.unchanged()
+        watches.append(watch)
+        write(i)
+        assert watch.unchanged()
+        held["other"] = i
+        assert watch.unchanged()
+        write(-1)
+        assert not watch.unchanged()
+    write(99)
+    assert [w.unchanged() for w in watches] == [False] * 99 + [True]
+
+
+@pytest.mark.parametrize("change", [
+    lambda d: d.clear(), lambda d: d.pop("a"), lambda d: d.popitem(), lambda d: d.setdefault("c", 1), lambda d: d.update(c=1),
+    lambda d: d.__delitem__("a"), lambda d: d.__ior__({"a": 2}),
+], ids=["clear", "pop", "popitem", "setdefault", "update", "del", "|="])
+def test_each_way_to_change_a_dict_is_seen(change):
+    held = {"a": [], "b": []}
+    watch = _core.Watch()
+    watch.whole(held)
+    assert watch.unchanged() and watch.unchanged()
+    change(held)
+    assert not watch.unchanged()
+
+
+def test_a_dict_at_the_place_of_one_that_is_gone_is_watched_by_itself():
+    places = set()
+    for i in range(100):
+        held = {"a": i}
+        places.add(id(held))
+        watch = _core.Watch()
+        watch.item(held, "a", i)
+        assert watch.unchanged() and watch.unchanged()
+        held["a"] = -1
+        assert not watch.unchanged()
+    assert len(places) < 100

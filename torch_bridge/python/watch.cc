@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_bridge/python/watch.h"
 
-#include <dlfcn.h>
 #include <dlpack/dlpack.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "torch_bridge/python/versions.h"
 
 namespace nb = nanobind;
 
@@ -112,85 +113,8 @@ bool SameTensor(nb::handle tensor, const TensorFacts& facts, bool bytes) {
          AsksForGradient(tensor) == facts.requires_grad;
 }
 
-#if PY_VERSION_HEX < 0x030C0000
-
-// A number that changes with a class and its bases; 0 where there is none.
-Py_ssize_t ClassVersion(PyObject* object) {
-  auto* type = reinterpret_cast<PyTypeObject*>(object);
-  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
-}
-
-// The same, of a class that may have no number yet.
-Py_ssize_t FirstClassVersion(PyObject* type) {
-  static PyObject* const any_name = PyUnicode_InternFromString("__call__");
-  _PyType_Lookup(reinterpret_cast<PyTypeObject*>(type), any_name);  // gives it one
-  return ClassVersion(type);
-}
-
-#else
-
-// Counts the changes of classes and of their bases. The functions by which Python tells of them are
-// public, but not in its stable ABI: they are looked for by name, and without them no class counts
-// as unchanged.
-class ClassChanges {
- public:
-  ClassChanges() {
-    const auto find = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
-    const auto add = reinterpret_cast<int (*)(int (*)(PyObject*))>(find("PyType_AddWatcher"));
-    watch_ = reinterpret_cast<int (*)(int, PyObject*)>(find("PyType_Watch"));
-    number_ = reinterpret_cast<int (*)(PyObject*)>(find("PyUnstable_Type_AssignVersionTag"));
-    if (add == nullptr || watch_ == nullptr || number_ == nullptr) return;
-    watcher_ = add([](PyObject* type) {
-      ++Instance().counts_[type];
-      return 0;
-    });
-    if (watcher_ < 0) PyErr_Clear();  // others have taken all places
-  }
-
-  static ClassChanges& Instance() {
-    static auto* changes = new ClassChanges;
-    return *changes;
-  }
-
-  // The class's count from here on. 0 where changes are not told of: a class that has used up
-  // Python's numbers of its versions is one of those.
-  Py_ssize_t Begin(PyObject* type) {
-    if (watcher_ < 0 || number_(type) == 0 || watch_(watcher_, type) != 0) {
-      PyErr_Clear();
-      return 0;
-    }
-    return counts_.try_emplace(type, 1).first->second;
-  }
-
-  Py_ssize_t Of(PyObject* type) const {
-    const auto found = counts_.find(type);
-    return found == counts_.end() ? 0 : found->second;
-  }
-
- private:
-  int (*watch_)(int, PyObject*) = nullptr;
-  int (*number_)(PyObject*) = nullptr;
-  int watcher_ = -1;
-  // By class. A class that is gone leaves its count to the next one at its address.
-  std::unordered_map<PyObject*, Py_ssize_t> counts_;
-};
-
-Py_ssize_t ClassVersion(PyObject* type) { return ClassChanges::Instance().Of(type); }
-Py_ssize_t FirstClassVersion(PyObject* type) { return ClassChanges::Instance().Begin(type); }
-
-#endif
-
 Py_ssize_t LengthOf(PyObject* container) {
   return PyDict_Check(container) ? PyDict_Size(container) : PyObject_Size(container);
-}
-
-// A number that every change of a dict moves; 0 where Python (from 3.12 on) has none.
-uint64_t VersionOf([[maybe_unused]] PyObject* dict) {
-#if PY_VERSION_HEX < 0x030C0000
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#else
-  return 0;
-#endif
 }
 
 // Returns the object that a closure's cell holds; null where it is empty.
@@ -219,7 +143,8 @@ Watch::DictRows& Watch::RowsOf(nb::handle dict) {
   if (is_new) dicts_.emplace_back();
   DictRows& rows = dicts_[found->second];
   rows.dict = nb::borrow<nb::dict>(dict);
-  rows.version = 0;
+  rows.version = DictVersion(dict.ptr());
+  rows.seen = 0;
   return rows;
 }
 
@@ -236,6 +161,7 @@ void Watch::Whole(nb::dict dict) {
   for (auto [key, value] : dict) rows.items.emplace_back(nb::borrow(key), nb::borrow(value));
   rows.length = PyDict_Size(dict.ptr());
   rows.whole = true;
+  rows.version = DictVersion(dict.ptr());
   rows.dict = std::move(dict);
   dicts_.push_back(std::move(rows));
 }
@@ -268,8 +194,8 @@ void Watch::ClassOf(nb::object object) {
 }
 
 void Watch::Class(nb::object type) {
-  const Py_ssize_t version = FirstClassVersion(type.ptr());
-  rows_.push_back({Kind::kClass, std::move(type), {}, version});
+  const uint64_t version = FirstClassVersion(type.ptr());
+  rows_.push_back({Kind::kClass, std::move(type), {}, static_cast<Py_ssize_t>(version)});
 }
 
 void Watch::Function(nb::object function) {
@@ -298,8 +224,8 @@ void Watch::TorchTensor(nb::object tensor, bool bytes) {
 }
 
 bool Watch::Holds(const DictRows& rows) {
-  const uint64_t version = VersionOf(rows.dict.ptr());
-  if (version != 0 && version == rows.version) return true;
+  const uint64_t version = rows.version == nullptr ? 0 : *rows.version;
+  if (version != 0 && version == rows.seen) return true;
   if (rows.length >= 0 && rows.length != PyDict_Size(rows.dict.ptr())) return false;
   Py_ssize_t at = 0;
   for (const auto& [key, value] : rows.items) {
@@ -311,7 +237,7 @@ bool Watch::Holds(const DictRows& rows) {
     }
     if (found != value.ptr() || found_key != key.ptr()) return false;
   }
-  rows.version = version;
+  rows.seen = version;
   return true;
 }
 
@@ -324,7 +250,8 @@ bool Watch::Holds(const Row& row) {
              PyList_GetItem(object, row.number) == row.value.ptr();
     case Kind::kCell: return CellValue(object).is(row.value);
     case Kind::kClassOf: return TypeOf(object) == row.value.ptr();
-    case Kind::kClass: return row.number != 0 && ClassVersion(object) == row.number;
+    case Kind::kClass:
+      return row.number != 0 && ClassVersion(object) == static_cast<uint64_t>(row.number);
     case Kind::kFunction: {
       const auto parts = FunctionParts(object);
       for (size_t i = 0; i < parts.size(); ++i) {

@@ -65,10 +65,11 @@ class Watch {
   struct DictRows {
     nanobind::object dict;
     std::vector<std::pair<nanobind::object, nanobind::object>>
-        items;                     // key and value; no value where it lacks the key
-    Py_ssize_t length = -1;        // -1: any
-    bool whole = false;            // the items are all, in the dict's order: no key is hashed
-    mutable uint64_t version = 0;  // the dict's own, when all was last seen to be as it was
+        items;                          // key and value; no value where it lacks the key
+    Py_ssize_t length = -1;             // -1: any
+    bool whole = false;                 // the items are all, in the dict's order: no key is hashed
+    const uint64_t* version = nullptr;  // moves with the dict while it lives; null: none does
+    mutable uint64_t seen = 0;          // the version at which all was last seen to be as it was
   };
   struct TensorRow {
     nanobind::object tensor;
