@@ -1,5 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where.
+# What `cmake --install` puts where; wheels take the component "wheel".
+include(CMakePackageConfigHelpers)
+
+# The headers and the files of find_package(caesura), which are in a wheel, too.
+file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/public_headers.txt caesura_headers REGEX "^[a-z]")
+if(NOT CAESURA_TORCH)
+  list(FILTER caesura_headers EXCLUDE REGEX "^torch_bridge/")
+endif()
+foreach(header ${caesura_headers})
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CAESURA_HEADERS_DIR}/${folder} COMPONENT wheel)
+endforeach()
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/caesura-config.cmake.in
+                              ${PROJECT_BINARY_DIR}/caesura-config.cmake INSTALL_DESTINATION ${CAESURA_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/caesura-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/caesura-config.cmake ${PROJECT_BINARY_DIR}/caesura-config-version.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/caesura-torch.cmake DESTINATION ${CAESURA_PACKAGE_DIR} COMPONENT wheel)
+install(EXPORT caesura-targets NAMESPACE caesura:: DESTINATION ${CAESURA_PACKAGE_DIR} COMPONENT wheel)
+
 if(SKBUILD)  # a wheel: everything beside the package's own files, libraries that no system must have included
   foreach(target caesura caesura_python caesura_openvino caesura_runtime_caesura caesura_runtime_openvino)
     if(TARGET ${target})
@@ -9,8 +27,19 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
       if(target MATCHES "openvino$")
         set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../openvino/libs")
       endif()
-      install(TARGETS ${target} LIBRARY DESTINATION caesura COMPONENT wheel)
+      set(export)
+      if(target STREQUAL "caesura")
+        set(export EXPORT caesura-targets)
+      endif()
+      install(TARGETS ${target} ${export} LIBRARY DESTINATION caesura COMPONENT wheel)
     endif()
+  endforeach()
+  foreach(root ${CAESURA_BRIDGES})
+    caesura_torch_minor(minor ${root})
+    install(TARGETS caesura_torch${minor} EXPORT caesura-torch${minor} LIBRARY DESTINATION caesura/torch${minor} COMPONENT wheel)
+    install(TARGETS caesura_runtime_torch${minor} LIBRARY DESTINATION caesura/torch${minor} COMPONENT wheel)
+    install(EXPORT caesura-torch${minor} FILE caesura-torch${minor}-targets.cmake NAMESPACE caesura::
+            DESTINATION ${CAESURA_PACKAGE_DIR} COMPONENT wheel)
   endforeach()
   # caesura.command becomes this program.
   set_target_properties(caesura_command PROPERTIES INSTALL_RPATH "$ORIGIN/.." INSTALL_RPATH_USE_LINK_PATH OFF)
@@ -33,19 +62,9 @@ if(SKBUILD)  # a wheel: everything beside the package's own files, libraries tha
   install(PROGRAMS ${library} DESTINATION caesura RENAME libgomp.so.1 COMPONENT wheel)
   return()
 endif()
-include(CMakePackageConfigHelpers)
-set(caesura_package ${CMAKE_INSTALL_LIBDIR}/cmake/caesura)
 # oneDNN stays where it was found.
 set_target_properties(caesura PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS caesura EXPORT caesura-targets)
-file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/public_headers.txt caesura_headers REGEX "^[a-z]")
-if(NOT CAESURA_TORCH)
-  list(FILTER caesura_headers EXCLUDE REGEX "^torch_bridge/")
-endif()
-foreach(header ${caesura_headers})
-  cmake_path(GET header PARENT_PATH folder)
-  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/caesura/${folder})
-endforeach()
 # OpenVINO stays where it was found.
 foreach(target caesura_openvino caesura_runtime_caesura caesura_runtime_openvino caesura_runtime_torch)
   if(TARGET ${target})
@@ -53,14 +72,8 @@ foreach(target caesura_openvino caesura_runtime_caesura caesura_runtime_openvino
   endif()
 endforeach()
 if(CAESURA_TORCH)
-  install(TARGETS caesura_torch EXPORT caesura-torch-targets)
-  install(EXPORT caesura-torch-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
-  install(FILES ${PROJECT_SOURCE_DIR}/cmake/caesura-torch.cmake DESTINATION ${caesura_package})
+  install(TARGETS caesura_torch EXPORT caesura-torch)
+  install(EXPORT caesura-torch FILE caesura-torch${caesura_torch_minor}-targets.cmake NAMESPACE caesura::
+          DESTINATION ${CAESURA_PACKAGE_DIR})
 endif()
-install(EXPORT caesura-targets NAMESPACE caesura:: DESTINATION ${caesura_package})
-configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/caesura-config.cmake.in
-                              ${PROJECT_BINARY_DIR}/caesura-config.cmake INSTALL_DESTINATION ${caesura_package})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/caesura-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/caesura-config.cmake ${PROJECT_BINARY_DIR}/caesura-config-version.cmake
-        DESTINATION ${caesura_package})
 install(FILES LICENSE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

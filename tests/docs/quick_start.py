@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the first steps of a new user in an environment that has only the wheel (cmake/wheel.sh --check).
+"""Runs the first steps of a new user in an environment that has only the wheel (cmake/wheel.sh --check). Each also tells which
+OpenMP runtime is in the process, which must be one.
 
+    quick_start.py start    imports caesura, and tells how long it takes
     quick_start.py onnx     trains and runs an ONNX model, without PyTorch
     quick_start.py readme   the Python blocks of the README, unchanged
 """
@@ -8,6 +10,14 @@
 import pathlib
 import re
 import sys
+import time
+
+
+def start():
+    began = time.perf_counter()
+    import caesura
+
+    print(f"import caesura {caesura.__version__}: {time.perf_counter() - began:.2f} s")
 
 
 def onnx():
@@ -41,4 +51,7 @@ def readme():
     print(f"the README's blocks have run; loss {page.loss:.3f}")
 
 
-{"onnx": onnx, "readme": readme}[sys.argv[1]]()
+{"start": start, "onnx": onnx, "readme": readme}[sys.argv[1]]()
+openmp = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+print("OpenMP:", *openmp)
+assert len(openmp) == 1
