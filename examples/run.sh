@@ -20,12 +20,14 @@ for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_r
 folder=build/examples
 mkdir -p "$folder"
 # Both train before the command and the bridge are compiled, which is a fifth of all compiling.
+echo "compiling the library and two examples: 15 to 30 minutes of CPU time the first time, shared by $(nproc) cores"
 cmake --build build --target train_digits train_chargpt
 echo "exporting the models from PyTorch"
 [[ -f $folder/digits.onnx ]] || python examples/digits/export_digits.py "$folder" >"$folder/export.log" 2>&1
 [[ -f $folder/corpus.txt ]] || python examples/chargpt/export_chargpt.py "$folder" >"$folder/export.log" 2>&1
 build/bin/train_digits "$folder"
 build/bin/train_chargpt "$folder"
+[[ ${#targets[@]} -eq 0 ]] || echo "compiling the command and what calls PyTorch and OpenVINO: 3 to 6 minutes of CPU time the first time"
 if [[ ${#targets[@]} -gt 0 ]]; then cmake --build build --target "${targets[@]}"; fi
 if has TORCH; then build/bin/train_libtorch_loop "$folder"; fi
 if [[ ${#around[@]} -gt 0 ]]; then python examples/model_op/export_around.py "$folder/around" >"$folder/export.log" 2>&1; fi

@@ -3,6 +3,7 @@
 
 import ast
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -20,6 +21,16 @@ def run(code: str) -> str:
 def test_every_public_name_is_listed():
     assert set(caesura.__all__) <= set(dir(caesura))
     assert run("import caesura, sys; dir(caesura); print('torch' in sys.modules)") == "False"
+
+
+def test_a_package_without_its_compiled_part_names_the_line_that_builds_it(tmp_path):
+    package = tmp_path / "build" / "python" / "caesura"
+    package.mkdir(parents=True)
+    (package / "__init__.py").symlink_to(pathlib.Path(caesura.__file__).resolve())
+    done = subprocess.run([sys.executable, "-c", "import caesura"], env={**os.environ, "PYTHONPATH": str(package.parent)},
+                          capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"not built yet: cmake --build {tmp_path / 'build'} --target caesura_python\n")
 
 
 def test_results_that_users_hold_have_names():

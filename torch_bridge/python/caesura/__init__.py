@@ -12,7 +12,13 @@ A name that needs PyTorch imports it at its first use.
 """
 
 import importlib
+import importlib.util
+import pathlib
 from typing import TYPE_CHECKING
+
+if importlib.util.find_spec("caesura._core") is None:
+    raise ImportError("caesura's compiled part was not built yet: cmake --build "
+                      f"{pathlib.Path(__file__).parents[2]} --target caesura_python")
 
 from caesura import _core
 from caesura import integrations as integrations, onnxruntime as onnxruntime, optim as optim, typing as typing

@@ -16,8 +16,9 @@ import torch
 import caesura
 
 _SILENT = {"math", "cmath", "operator", "_operator", "functools", "_functools", "itertools", "typing", "types", "collections",
-           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "logging", "copy", "inspect", "contextlib", "re",
-           "numbers", "string", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc", "__future__"}
+           "dataclasses", "enum", "abc", "_abc", "warnings", "_warnings", "_py_warnings", "logging", "copy", "inspect", "contextlib",
+           "re", "numbers", "string", "builtins", "typing_extensions", "_collections", "_collections_abc", "collections.abc",
+           "__future__"}
 _TORCH = str(pathlib.Path(torch.__file__).parent) + "/"
 _STANDARD = str(pathlib.Path(sysconfig.get_path("stdlib"))) + "/"
 
