@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/distributed/run_collectives.h"
 
+#include <algorithm>
 #include <bit>
 #include <iterator>
 #include <utility>
@@ -11,7 +12,9 @@
 namespace caesura {
 
 RunCollectives::~RunCollectives() {
-  if (!works_.empty()) communicator_.Abort("the run has ended before its collectives");
+  const bool has_work = std::any_of(works_.begin(), works_.end(),
+                                    [](const auto& work) { return work.second != nullptr; });
+  if (has_work) communicator_.Abort("the run has ended before its collectives");
 }
 
 Status RunCollectives::Checked(Status status) {
@@ -22,8 +25,11 @@ Status RunCollectives::Checked(Status status) {
   return status;
 }
 
-void RunCollectives::Compare(std::span<const int64_t> words, bool at_once) {
+void RunCollectives::Compare(std::span<const int64_t> words, std::span<const int64_t> uses,
+                             bool at_once) {
   words_.assign(words.begin(), words.end());
+  words_.insert(words_.end(), uses.begin(), uses.end());
+  uses_.assign(uses.begin(), uses.end());
   at_once_ = at_once;
 }
 
@@ -42,13 +48,22 @@ Status RunCollectives::Compared() {
   const Result<std::vector<int64_t>> all = comparison_->Wait(Clock::now() + timeout_);
   comparison_.reset();
   RETURN_IF_ERROR(Checked(all.status()));
-  for (size_t i = 0; i < all->size(); ++i) differs_ |= (*all)[i] != words_[i % words_.size()];
+  const size_t compared = words_.size() - uses_.size();
+  for (size_t i = 0; i < all->size(); ++i) {
+    const size_t at = i % words_.size();
+    if (at < compared) differs_ |= (*all)[i] != words_[at];
+    else uses_[at - compared] |= (*all)[i];
+  }
   words_.clear();
   return differs_ ? InvalidArgument("the ranks' steps differ") : Status();
 }
 
-Status RunCollectives::Start(int64_t number, const Collective& collective) {
+Status RunCollectives::Start(int64_t number, const Collective& collective, int64_t row) {
   RETURN_IF_ERROR(Compared());
+  if (!used(row)) {
+    works_[number] = nullptr;
+    return {};
+  }
   Result<std::unique_ptr<Work>> work = communicator_.Start(collective);
   if (!work.ok()) return Checked(work.status());
   works_[number] = *std::move(work);
@@ -61,6 +76,7 @@ Status RunCollectives::Wait(int64_t number) {
     return Internal("no collective " + std::to_string(number) + " is in flight");
   const std::unique_ptr<Work> work = std::move(found->second);
   works_.erase(found);
+  if (work == nullptr) return {};
   return Checked(work->Wait(Clock::now() + timeout_));
 }
 

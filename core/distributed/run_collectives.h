@@ -30,16 +30,25 @@ class RunCollectives {
 
   // Has all ranks compare these words before the run starts its first collective. `at_once`: their
   // exchange begins with the run, and goes on beside it. Where words differ, all ranks' runs fail
-  // with kInvalidArgument and have exchanged nothing else.
-  void Compare(std::span<const int64_t> words, bool at_once);
+  // with kInvalidArgument and have exchanged nothing else. `uses`: a bit for each row of
+  // parameters that this rank uses; ranks may have others.
+  void Compare(std::span<const int64_t> words, std::span<const int64_t> uses, bool at_once);
   // The run begins.
   Status Begin();
+  // True if words are, or were, on the way to the other ranks.
+  bool has_begun() const { return words_.empty() || comparison_ != nullptr; }
   // True if the run has ended as words differ.
   bool differs() const { return differs_; }
+  // After the comparison: whether any rank uses the row; true below 0.
+  bool used(int64_t row) const {
+    constexpr int64_t kBits = 64;
+    return row < 0 || ((uses_[row / kBits] >> (row % kBits)) & 1) != 0;
+  }
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
-  Status Start(int64_t number, const Collective& collective);
+  // Starts nothing where no rank uses the row; its Wait then comes back at once.
+  Status Start(int64_t number, const Collective& collective, int64_t row = -1);
   Status Wait(int64_t number);
   // Starts a collective and waits for it.
   Status Run(const Collective& collective);
@@ -65,9 +74,10 @@ class RunCollectives {
   Communicator& communicator_;
   const std::chrono::milliseconds timeout_;
   const std::shared_ptr<const std::atomic<bool>> flag_;
-  std::map<int64_t, std::unique_ptr<Work>> works_;  // in flight
+  std::map<int64_t, std::unique_ptr<Work>> works_;  // in flight; null: of a row of no use
   double number_ = 0, sum_ = 0;
-  std::vector<int64_t> words_;             // to be compared; empty: none
+  std::vector<int64_t> words_;             // to be exchanged; empty: none
+  std::vector<int64_t> uses_;              // the last of them; after the comparison all ranks'
   std::unique_ptr<Gathering> comparison_;  // under way
   bool at_once_ = false, differs_ = false;
   bool raises_flag_ = false, agreed_ = false, flag_raised_ = false;

@@ -80,7 +80,7 @@ PROMISES = {
         ("each rank learns whether it is there", "Shards.AFileThatCannotBeWrittenIsAnErrorOnAllRanks"),
         ("so any number of ranks restores it, with or without `shard=1`", "Shards.AnyNumberOfRanksReadsACheckpoint"),
         ("`step.gather_state()`, which all ranks call, puts them there", f"{STEP}::divided"),
-        ("in the same groups of the optimizer; others are refused", f"{AGREE}::other_divided"),
+        ("place of another one of its name is refused", f"{AGREE}::other_divided"),
         ("reading or setting it is refused", "Shards.StateOfOneParameterIsNowhere"),
         ("but `regroup` with fewer ranks is refused", "Shards.FewerRanksNeedTheCheckpoint"),
         ("`regroup` with the same ranks goes on if all have done the same updates", "ShardFaults.ACollectiveThatFails"),

@@ -221,6 +221,7 @@ NB_MODULE(_core, m) {
             WithoutGil([&] { return caesura::GatherFacts(own, facts, DeadlineOf(own)); }));
       });
   m.attr("compared_words") = caesura::kComparedWords;
+  m.attr("most_rows") = caesura::kMostRows;
   m.def("rank_differences", &caesura::DifferencesOfRanks);
   m.def("communicator", [](const std::string& group_name) {
     return std::shared_ptr<caesura::Communicator>(OpenCommunicator(group_name));

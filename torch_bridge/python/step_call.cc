@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <tuple>
 
 #include <nanobind/stl/tuple.h>
@@ -46,9 +47,10 @@ struct Progress {
   int64_t micro_steps = 0;  // how often it has run
   nb::object window;        // a frozenset: the parameters that have gradients in this window
   double loss_scale = 1;    // that those are multiplied by
-  bool waits = false;       // a call was suspended: no other begins before it has ended
-  // The program of a call that has done nothing, as the ranks' calls differ: they compare more
-  // before the next one. None: they do not.
+  std::optional<GradScaler> scaler;  // of all programs, once one has run
+  bool waits = false;                // a call was suspended: no other begins before it has ended
+  // The program of a call that has done nothing, as the ranks' calls differ or it has failed here
+  // alone: they compare more before the next one. None: they do not.
   nb::object differing = nb::none();
 };
 
@@ -58,20 +60,19 @@ class StepCall {
   // watch: what must be as it was. guards: dynamo's check of a frame's locals; or None, and the
   // call's (args, kwargs) must match `signature`. feeds: (name, path, tensor, or what draws one),
   // in the order drawn. rows: (a group of the optimizer's, the counts of updates of its parameters
-  // that the step trains, float32, which steps move). A group may have several rows. places: (key,
-  // index or -1, whether it stays zero or not) of the coefficients that the session is fed of each
-  // row. counts_matter: the counts of a row must be alike. has_offsets: the session is fed, last in
-  // each row, how far its count is from the first one's; otherwise all rows' counts must be alike.
-  // trained: a frozenset of the step's parameters. accumulation_steps: calls to one update.
-  // counters: (int64
-  // tensor of one element, what each step adds to it). written: the buffers that each step writes
-  // to. seed: where the step draws, an int64 tensor whose random_() PyTorch calls before it;
-  // otherwise None. gpu: that the parameters are on, or None. program: whose call it is, which is
-  // nothing to this.
+  // that the step trains, float32, which steps move). A group may have several rows. uses: the rows
+  // that the forward uses; others are there for other ranks. places: (key, index or -1, whether it
+  // stays zero or not) of the coefficients that the session is fed of each row. counts_matter: the
+  // counts of a row must be alike. has_offsets: the session is fed, last in each row, how far its
+  // count is from the first one's; otherwise all rows' counts must be alike. trained: a frozenset
+  // of the step's parameters. accumulation_steps: calls to one update. counters: (int64 tensor of
+  // one element, what each step adds to it). written: the buffers that each step writes to. seed:
+  // where the step draws, an int64 tensor whose random_() PyTorch calls before it; otherwise None.
+  // gpu: that the parameters are on, or None. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature,
-           nb::object watch, nb::list feeds, nb::list rows, nb::list places, bool counts_matter,
-           bool has_offsets, nb::object trained, int accumulation_steps, nb::list counters,
-           nb::list written, nb::object seed, nb::object gpu)
+           nb::object watch, nb::list feeds, nb::list rows, std::vector<int> uses, nb::list places,
+           bool counts_matter, bool has_offsets, nb::object trained, int accumulation_steps,
+           nb::list counters, nb::list written, nb::object seed, nb::object gpu)
       : program_(std::move(program)),
         session_object_(session),
         session_(nb::cast<TrainingSession&>(session)),
@@ -81,6 +82,7 @@ class StepCall {
         signature_object_(std::move(signature)),
         signature_(signature_object_.is_none() ? nullptr
                                                : &nb::cast<const Signature&>(signature_object_)),
+        uses_(std::move(uses)),
         counts_matter_(counts_matter),
         has_offsets_(has_offsets),
         trained_(std::move(trained)),
@@ -120,11 +122,11 @@ class StepCall {
   nb::object program() const { return program_; }
 
   // The loss as a float32 tensor; null, with nothing done, where the call is for another capture or
-  // for none, or where the ranks' calls differ.
+  // for none, or where the ranks' calls differ or this one has failed before its exchange.
   nb::object Run(nb::handle owner, nb::handle args, nb::handle kwargs, Progress& progress) {
-    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients() ||
-        !Continues(progress))
-      return {};
+    if (!watch_.Unchanged() || !Fits(owner, args, kwargs) || !FeedCoefficients()) return {};
+    if (progress.scaler) session_.progress().scaler = *progress.scaler;
+    if (!Continues(progress)) return {};
     if (!written_.empty() && ReadsWhatIsWritten(args, kwargs)) return {};
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
@@ -138,6 +140,7 @@ class StepCall {
       session_.progress().next_seed = static_cast<uint64_t>(*seed_.data<int64_t>());
     }
     const double scale = session_.progress().loss_scale();
+    session_.ranks().set_uses(uses_);
     if (gpu_ != nullptr) Check(gpu_->WaitForTorch());
     const auto began = std::chrono::steady_clock::now();
     auto loss = WithoutGil([&] { return session_.Step(values_); });
@@ -149,18 +152,21 @@ class StepCall {
       feed.drawn = {};
     }
     progress.waits = session_.runs().suspended();
-    if (!loss.ok() && session_.ranks().differs()) {
+    const RankGroup& ranks = session_.ranks();
+    if (!loss.ok() && (ranks.differs() || ranks.failed_alone())) {
       progress.differing = program_;
       return {};
     }
     const auto value = static_cast<float>(Unwrap(std::move(loss)));
     if (session_.progress().updates != before) {  // with "fp16" an update may not happen
-      for (const std::vector<Tensor>& row : counts_) {
-        for (const Tensor& count : row) *count.data<float>() += 1;
+      for (size_t row = 0; row < counts_.size(); ++row) {
+        if (!session_.ranks().used(static_cast<int>(row))) continue;
+        for (const Tensor& count : counts_[row]) *count.data<float>() += 1;
       }
     }
     progress.window = trained_;
     progress.loss_scale = scale;
+    progress.scaler = session_.progress().scaler;
     ++progress.micro_steps;
     for (const auto& [counter, count] : counters_) *counter.data<int64_t>() += count;
     return ToTorch(Tensor::Scalar(value));
@@ -287,6 +293,7 @@ class StepCall {
   const Watch& watch_;
   nb::object signature_object_;
   const Signature* signature_;
+  const std::vector<int> uses_;
   bool counts_matter_, has_offsets_;
   nb::object trained_;
   int accumulation_steps_;
@@ -365,13 +372,13 @@ void BindStepCall(nb::module_& m) {
       {0, nullptr}};
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list,
-                    nb::list, bool, bool, nb::object, int, nb::list, nb::list, nb::object,
-                    nb::object>(),
+                    std::vector<int>, nb::list, bool, bool, nb::object, int, nb::list, nb::list,
+                    nb::object, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(),
            nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("rows"),
-           nb::arg("places"), nb::arg("counts_matter"), nb::arg("has_offsets"), nb::arg("trained"),
-           nb::arg("accumulation_steps"), nb::arg("counters"), nb::arg("written"),
-           nb::arg("seed").none(), nb::arg("gpu").none())
+           nb::arg("uses"), nb::arg("places"), nb::arg("counts_matter"), nb::arg("has_offsets"),
+           nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"),
+           nb::arg("written"), nb::arg("seed").none(), nb::arg("gpu").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {
       {Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},
@@ -398,6 +405,14 @@ void BindStepCall(nb::module_& m) {
       .def_prop_rw(
           "_loss_scale", [](const StepCalls& s) { return s.progress.loss_scale; },
           [](StepCalls& s, double scale) { s.progress.loss_scale = scale; })
+      .def("_lend_scaler",
+           [](const StepCalls& s, TrainingSession& session) {
+             if (s.progress.scaler) session.progress().scaler = *s.progress.scaler;
+           })
+      .def("_keep_scaler",
+           [](StepCalls& s, const TrainingSession& session) {
+             s.progress.scaler = session.progress().scaler;
+           })
       .def_prop_rw(
           "_waits", [](const StepCalls& s) { return s.progress.waits; },
           [](StepCalls& s, bool waits) { s.progress.waits = waits; })

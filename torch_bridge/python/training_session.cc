@@ -116,10 +116,12 @@ std::unique_ptr<TrainingSession> Open(nb::object source, nb::dict arguments,
     if (!communicator.is_none())
       options.ranks.communicator = nb::cast<std::shared_ptr<Communicator>>(communicator);
   }
-  if (arguments.contains("shard_buckets")) {
-    options.step.shard_buckets =
-        nb::cast<std::vector<std::vector<std::string>>>(get("shard_buckets"));
-  }
+  if (arguments.contains("buckets"))
+    options.step.buckets = nb::cast<std::vector<std::vector<std::string>>>(get("buckets"));
+  if (arguments.contains("statistics"))
+    options.step.statistics = nb::cast<std::vector<std::string>>(get("statistics"));
+  if (arguments.contains("skips_unused"))
+    options.step.skips_unused = nb::cast<bool>(get("skips_unused"));
   if (arguments.contains("gradient_inputs"))
     options.step.gradient_inputs = nb::cast<bool>(get("gradient_inputs"));
   if (arguments.contains("custom_ops"))
@@ -358,11 +360,25 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
                    })
       .def_prop_ro("shards", &ShardsOf)
       .def("set_callers_facts",
-           [](TrainingSession& session, uint64_t hash, bool counts) {
-             session.ranks().set_callers_facts(hash, counts);
-           })
+           [](TrainingSession& session, uint64_t hash) { session.ranks().set_callers_facts(hash); })
+      .def("set_uses", [](TrainingSession& session,
+                          const std::vector<int>& rows) { session.ranks().set_uses(rows); })
+      .def("used",
+           [](const TrainingSession& session, int row) { return session.ranks().used(row); })
+      .def_prop_ro("exchanged",
+                   [](const TrainingSession& session) { return session.ranks().exchanged(); })
       .def_prop_ro("ranks_differ",
                    [](const TrainingSession& session) { return session.ranks().differs(); })
+      .def_prop_ro("failed_alone",
+                   [](const TrainingSession& session) { return session.ranks().failed_alone(); })
+      .def_prop_ro("statistics",
+                   [](const TrainingSession& session) {
+                     const SessionParameters& all = session.parameters();
+                     std::vector<std::string> names;
+                     for (int i = all.trained(); i < all.trained() + all.statistics(); ++i)
+                       names.push_back(all.set().name(i));
+                     return names;
+                   })
       .def("step_facts", [](const TrainingSession& session) { return session.ranks().StepFacts(); })
       .def(
           "regroup",

@@ -64,13 +64,16 @@ bool IsOfOneRank(const std::string& option, bool is_ordered) {
   return own.count(option) > 0 || (option == "seed" && !is_ordered);
 }
 
+// In any order: ranks' programs may have them in others.
 uint64_t HashOf(const RankFacts& facts) {
-  Hash hash;
+  uint64_t sum = 0;
   for (const auto& [name, value] : facts) {
+    Hash hash;
     hash.Mix(name);
     hash.Mix(value);
+    sum += hash.value();
   }
-  return hash.value();
+  return sum;
 }
 
 uint64_t MixBytes(uint64_t hash, const char* bytes, size_t count) {
@@ -83,15 +86,13 @@ uint64_t MixBytes(uint64_t hash, const char* bytes, size_t count) {
   return hash;
 }
 
-// The names of a bucket's gradients: "a, b | c".
-std::string BucketsOf(const StepProgram& step) {
+// The names of buckets' gradients: "a, b | c".
+std::string Text(const std::vector<std::vector<std::string>>& buckets) {
   std::string text;
-  const auto add = [&](const std::vector<std::string>& names) {
+  for (const std::vector<std::string>& names : buckets) {
     if (!text.empty()) text += " | ";
     for (size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  };
-  for (const auto& names : step.buckets) add(names);
-  for (const ParameterShard& shard : step.shards) add(shard.members);
+  }
   return text;
 }
 
@@ -133,12 +134,15 @@ void RankGroup::DescribeStep(const StepProgram& update) {
                                node->op_type() + " (" + Hex(hash.value()) + ")");
     }
   }
-  for (int i = 0; i < parameters_.trained() + parameters_.statistics(); ++i) {
+  const int shared = setup_.broadcasts_buffers ? parameters_.statistics() : 0;
+  for (int i = 0; i < parameters_.trained() + shared; ++i) {
     const Tensor& tensor = set.tensor(i);
     step_facts_.emplace_back("parameter '" + set.name(i) + "'",
                              DTypeName(tensor.dtype()) + tensor.shape().ToString());
   }
-  step_facts_.emplace_back("the gradients that a step exchanges", BucketsOf(update));
+  exchanged_ = update.buckets;
+  for (const ParameterShard& shard : update.shards) exchanged_.push_back(shard.members);
+  step_facts_.emplace_back("the gradients that a step exchanges", Text(exchanged_));
   step_hash_ = HashOf(step_facts_);
   sampled_.clear();
   for (int i = 0; i < parameters_.whole(); ++i) {
@@ -205,8 +209,7 @@ RankFacts RankGroup::StepFacts(const std::string& call) const {
   facts.insert(facts.end(), step_facts_.begin(), step_facts_.end());
   const RankFacts rates = Rates();
   facts.insert(facts.end(), rates.begin(), rates.end());
-  if (compares_updates_)
-    facts.emplace_back("the number of updates", std::to_string(progress_.updates));
+  facts.emplace_back("the number of updates", std::to_string(progress_.updates));
   if (const std::string micro_steps = MicroSteps(); !micro_steps.empty())
     facts.emplace_back("the number of micro-steps", micro_steps);
   const ParameterSet& set = parameters_.set();

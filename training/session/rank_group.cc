@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -76,6 +77,11 @@ Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator*
   }
   RETURN_IF_ERROR(CheckConflicts(options, setup.has_others()));
   if (others == nullptr) return setup;
+  const bool skips = options.step.skips_unused;
+  if (skips && (options.step.buckets.empty() || std::ssize(options.step.groups) > kMostRows)) {
+    return InvalidArgument("skips_unused: needs buckets and at most " + std::to_string(kMostRows) +
+                           " groups, got " + std::to_string(options.step.groups.size()));
+  }
   if (options.failures.action != OnFailure::kStop) {
     return InvalidArgument(
         "failures, on_failure: with other ranks a failed step stops; all ranks would have to do it "
@@ -240,7 +246,7 @@ Status RankGroup::Replace(std::shared_ptr<Communicator> communicator) {
 }
 
 Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const double> coefficients) {
-  differs_ = false;
+  differs_ = failed_alone_ = false;
   is_update_ = is_update;
   if (control_.rank_asked()) return Suspended("no step has begun: a rank was asked to suspend");
   if (control_.TakeSuspendAt() != INT_MAX)
@@ -265,19 +271,39 @@ Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const dou
                            static_cast<int64_t>(step_hash_),
                            static_cast<int64_t>(callers_facts_),
                            static_cast<int64_t>(rates.value()),
-                           compares_updates_ ? progress_.updates : 0,
-                           static_cast<int64_t>(micro_steps.value()),
+                            progress_.updates,
+                            static_cast<int64_t>(micro_steps.value()),
                            static_cast<int64_t>(HashOfSample())};
-  static_assert(std::size(words) == kComparedWords);
-  collectives_->Compare(words, is_update);
+  static_assert(std::size(words) == kAlikeWords);
+  collectives_->Compare(words, uses_, is_update);
   run.collectives = collectives_;
   return {};
+}
+
+void RankGroup::set_uses(const std::vector<int>& rows) {
+  uses_ = {};
+  assert(
+      std::all_of(rows.begin(), rows.end(), [](int row) { return row >= 0 && row < kMostRows; }));
+  for (const int row : rows) uses_[row / 64] |= int64_t{1} << (row % 64);
+  used_.assign(options_.step.skips_unused ? options_.step.groups.size() : 0, false);
+}
+
+void RankGroup::TellOthers(const Status& failure) const {
+  const std::array<int64_t, kComparedWords> words = {kFailed};
+  RankFacts facts = StepFacts();
+  facts.emplace_back("the failure of the step", failure.message());
+  if (communicator_->Gather(words, Deadline()).ok() &&
+      GatherFacts(*communicator_, facts, Deadline()).ok())
+    return;
+  communicator_->Abort(failure.message());
 }
 
 void RankGroup::EndStep(RunResult& result) {
   const std::shared_ptr<RunCollectives> collectives = std::exchange(collectives_, nullptr);
   if (collectives == nullptr) return;  // a step of a checkpoint, which began alone
   if (collectives->flag_raised()) control_.set_rank_asked(true);
+  for (size_t row = 0; row < used_.size(); ++row)
+    used_[row] = collectives->used(static_cast<int64_t>(row));
   // The losses of this update's other micro-steps: their mean over the ranks, too.
   if (collectives->agreed()) progress_.loss_sum = collectives->shared_sum() / setup_.ranks;
   if (result.status.ok()) return;
@@ -287,6 +313,11 @@ void RankGroup::EndStep(RunResult& result) {
     return;
   }
   if (result.refused_feeds()) return;  // the others wait for better ones
+  if (!collectives->has_begun()) {
+    failed_alone_ = true;
+    if (options_.ranks.join) TellOthers(result.status);
+    return;
+  }
   // After Agree all ranks have the same gradients, and refuse them for the same reason.
   const bool refused = result.status.code() == StatusCode::kInvalidArgument;
   if (collectives->agreed() && refused) return;

@@ -3,6 +3,7 @@
 #ifndef CAESURA_TRAINING_SESSION_RANK_GROUP_H_
 #define CAESURA_TRAINING_SESSION_RANK_GROUP_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,9 +25,15 @@ namespace caesura {
 class RunCollectives;  // core/distributed/run_collectives.h
 struct StepProgram;    // training/step/step_program.h
 
-// The words that ranks compare before an update. The first one is 0; a caller that sends others in
-// its place has something else to say.
-inline constexpr size_t kComparedWords = 7;
+// The words that ranks exchange before an update: those that must be alike, then a bit for each row
+// of parameters that the rank uses (StepOptions::skips_unused). The first one is 0; a caller that
+// sends others in its place has something else to say.
+inline constexpr size_t kAlikeWords = 7, kUseWords = 4;
+inline constexpr size_t kComparedWords = kAlikeWords + kUseWords;
+// The first word of a session that saves, or whose step has failed before its exchange.
+inline constexpr int64_t kSaves = 2, kFailed = 3;
+// So many rows may a step have that leaves unused ones as they are.
+inline constexpr int64_t kMostRows = kUseWords * 64;
 
 // The setup of a session with these ranks (null: none), whatever options.ranks.communicator is.
 // Fails naming the option that does not go with the others, with the number of ranks or with the
@@ -53,14 +60,20 @@ class RankGroup {
   // The step that ranks compare from here on, one that updates. Its parameters are in the set.
   void DescribeStep(const StepProgram& update);
   // A hash of the facts that the caller of a session without `join` compares with the other ranks'.
-  // `counts`: the numbers of updates are among what must be alike.
-  void set_callers_facts(uint64_t hash, bool counts) {
-    callers_facts_ = hash;
-    compares_updates_ = counts;
-  }
+  void set_callers_facts(uint64_t hash) { callers_facts_ = hash; }
+  // The gradients of each bucket that a step exchanges, as StepProgram::buckets has them.
+  const std::vector<std::vector<std::string>>& exchanged() const { return exchanged_; }
+  // With StepOptions::skips_unused: the rows, as indices of StepOptions::groups, that this rank
+  // uses in the next update, in its earlier micro-steps as well. REQUIRES: below kMostRows.
+  void set_uses(const std::vector<int>& rows);
+  // True if a rank has used the row in the last update.
+  bool used(int row) const { return used_.empty() || used_[row]; }
   // True if the last step has failed as the ranks' steps differ. It has changed nothing, and the
   // communicator is of use.
   bool differs() const { return differs_; }
+  // True if the last step has failed here before it exchanged anything, not for its feeds: of a
+  // session without `join` the caller has to tell the other ranks, which wait.
+  bool failed_alone() const { return failed_alone_; }
   // The facts of the last step, for a caller that tells what differs: `call` by its name, how the
   // ranks exchange gradients, the counts, and hashes of all values.
   RankFacts StepFacts(const std::string& call = "a step") const;
@@ -120,6 +133,8 @@ class RankGroup {
   bool has_divided_sums() const;
   // Fails where another rank does not call Save.
   Status MeetToSave() const;
+  // Tells the others, who compare a step or meet to save, that this rank's has failed.
+  void TellOthers(const Status& failure) const;
   // Adds the state of all ranks to the checkpoint of rank 0, and writes its file there.
   Status SaveParts(Checkpoint checkpoint, const std::string& path) const;
   // Fails where a rank lacks its part of the state of the same update. Both by rank.
@@ -133,13 +148,16 @@ class RankGroup {
   SessionParameters& parameters_;
   TrainingProgress& progress_;
   const std::shared_ptr<const ProviderFallback> providers_;
-  RankFacts step_facts_;    // what DescribeStep was told
+  RankFacts step_facts_;  // what DescribeStep was told
+  std::vector<std::vector<std::string>> exchanged_;
   uint64_t step_hash_ = 0;  // of it
   uint64_t callers_facts_ = 0;
-  bool compares_updates_ = true, is_update_ = true;  // the step that runs updates
-  std::vector<double> coefficients_;                 // of the step that runs
+  bool is_update_ = true;                          // the step that runs updates
+  std::vector<double> coefficients_;               // of the step that runs
   std::vector<std::pair<int, uint64_t>> sampled_;  // entries of the set, and hashes of their names
-  bool differs_ = false;
+  bool differs_ = false, failed_alone_ = false;
+  std::array<int64_t, kUseWords> uses_ = {};     // a bit for each row
+  std::vector<bool> used_;                       // each row, in the last update by any rank
   int state_rank_ = -1;                          // the one whose parts of state these are
   std::shared_ptr<RunCollectives> collectives_;  // of the step that runs
 };

@@ -25,8 +25,6 @@ void Copy(const Tensor& from, int64_t first, const Tensor& to, int64_t at, int64
   std::memcpy(At(to, at), At(from, first), static_cast<size_t>(count) * DTypeSize(from.dtype()));
 }
 
-constexpr int64_t kSaves = 2;  // the first of the words that ranks compare before they save
-
 const Tensor& TensorOf(const ParameterSet& set, const std::string& name) {
   return set.tensor(set.Find(name));
 }

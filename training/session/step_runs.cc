@@ -73,7 +73,9 @@ Status StepRuns::MakePrograms() {
   Model model = parameters_.model().Clone();
   ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
   RETURN_IF_ERROR(ops_->Attach(model, trainable_));
-  RETURN_IF_ERROR(RunForwardPasses(model, trainable_, options_.disabled_passes));
+  std::vector<std::string> changing = trainable_;
+  changing.insert(changing.end(), options_.step.statistics.begin(), options_.step.statistics.end());
+  RETURN_IF_ERROR(RunForwardPasses(model, changing, options_.disabled_passes));
   RETURN_IF_ERROR(
       RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes)
           .status());

@@ -58,11 +58,13 @@ Value* UpdateWriter::Scaled(const Rates& rates, Value* gradient) {
 }
 
 void UpdateWriter::Store(const Rates& rates, Value* target, Value* value) {
+  const ValueType flag = ValueType::Tensor(DType::kBool, Shape{});
   if (inverse_scale_ != nullptr) {
-    const ValueType flag = ValueType::Tensor(DType::kBool, Shape{});
     // Not finite: the difference to itself is no number.
     Value* difference = Number("Sub", {rates.scale, rates.scale});
     value = Op("Where", {Op("IsNaN", {difference}, flag), target, value}, target->type());
+  } else if (options_.skips_unused) {
+    value = Op("Where", {Op("IsInf", {rates.scale}, flag), target, value}, target->type());
   }
   Assign(target, value);
 }

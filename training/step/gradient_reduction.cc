@@ -41,12 +41,13 @@ Node* CollectiveWriter::Add(const char* op_type, const std::vector<Value*>& inpu
   return node;
 }
 
-void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bucket) {
+void CollectiveWriter::Exchange(const char* kind, const std::vector<Value**>& bucket, int64_t row) {
   std::vector<Value*> values;
   for (Value** value : bucket) values.push_back(*value);
   const int count = static_cast<int>(values.size());
-  const Node* start =
-      Add("CollectiveStart", values, {{"kind", std::string(kind)}, {"number", count_}}, count);
+  AttributeMap attributes = {{"kind", std::string(kind)}, {"number", count_}};
+  if (row >= 0) attributes["row"] = row;
+  const Node* start = Add("CollectiveStart", values, std::move(attributes), count);
   const Node* wait = Add("CollectiveWait", start->outputs(), {{"number", count_++}}, count);
   for (size_t i = 0; i < bucket.size(); ++i) *bucket[i] = wait->output(static_cast<int>(i));
   awaited_.insert(awaited_.end(), wait->outputs().begin(), wait->outputs().end());
@@ -104,11 +105,12 @@ std::vector<std::vector<int>> CollectiveWriter::AllReduce(const std::vector<Valu
 }
 
 Node* CollectiveWriter::StartBlock(const char* op_type, const std::vector<Value*>& bucket,
-                                   const BucketLayout& layout, int64_t first) {
+                                   const BucketLayout& layout, int64_t first, int64_t row) {
   const DType dtype = bucket.front()->dtype();
   const int count = layout.tensors();
-  Node* start =
-      Add(op_type, bucket, {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}}, count + 2);
+  AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
+  if (row >= 0) attributes["row"] = row;
+  Node* start = Add(op_type, bucket, std::move(attributes), count + 2);
   start->output(0)->set_type(ValueType::Tensor(dtype, Shape{first}));
   for (int i = 0; i < count; ++i) start->output(1 + i)->set_type(bucket[i]->type());
   start->output(1 + count)->set_type(
@@ -149,7 +151,8 @@ std::vector<std::vector<int>> CollectiveWriter::OrderedSum(const std::vector<Val
 }
 
 std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
-                                                    const std::vector<BucketLayout>& layouts) {
+                                                    const std::vector<BucketLayout>& layouts,
+                                                    const std::vector<int64_t>& rows) {
   std::vector<Value*> parts;
   const Node* under_way = nullptr;
   const auto wait = [&] {
@@ -160,7 +163,8 @@ std::vector<Value*> CollectiveWriter::ReduceScatter(const std::vector<std::vecto
   };
   for (size_t b = 0; b < buckets.size(); ++b) {
     if (under_way != nullptr) wait();
-    under_way = StartBlock("ReduceScatterStart", buckets[b], layouts[b], layouts[b].part());
+    under_way =
+        StartBlock("ReduceScatterStart", buckets[b], layouts[b], layouts[b].part(), rows[b]);
   }
   if (under_way != nullptr) wait();
   awaited_.insert(awaited_.end(), parts.begin(), parts.end());
@@ -174,9 +178,10 @@ Value* CollectiveWriter::OwnPart(const std::vector<Value*>& tensors, const Bucke
 }
 
 void CollectiveWriter::AllGather(Value* part, const std::vector<Value*>& tensors,
-                                 const BucketLayout& layout) {
+                                 const BucketLayout& layout, int64_t row) {
   FinishGather();
-  const AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
+  AttributeMap attributes = {{"number", count_++}, {"ranks", int64_t{layout.ranks()}}};
+  if (row >= 0) attributes["row"] = row;
   Value* parts = Add("AllGatherStart", {part}, attributes, 1)->output(0);
   parts->set_type(ValueType::Tensor(part->dtype(), Shape{layout.all()}));
   gather_ = {parts, part};

@@ -58,16 +58,23 @@ class CollectiveWriter {
   // `ranks` ranks, a binary tree.
   std::vector<std::vector<int>> OrderedSum(const std::vector<Value**>& values, int64_t bucket_bytes,
                                            int ranks);
+  // Replaces the values of one bucket, of one dtype, by what the exchange of this kind gives
+  // ("all_reduce", "broadcast"). `row`: of parameters; nothing is exchanged where no rank uses it.
+  // Below 0: always.
+  void Exchange(const char* kind, const std::vector<Value**>& bucket, int64_t row = -1);
   // Replaces the values by those of rank 0, in one bucket a dtype.
   void Broadcast(const std::vector<Value**>& values);
   // Each rank's parts of the buckets' sums. One bucket is exchanged while the next one is filled.
+  // `rows`: of each bucket, as Exchange has it.
   std::vector<Value*> ReduceScatter(const std::vector<std::vector<Value*>>& buckets,
-                                    const std::vector<BucketLayout>& layouts);
+                                    const std::vector<BucketLayout>& layouts,
+                                    const std::vector<int64_t>& rows);
   // The rank's part of a bucket, a copy.
   Value* OwnPart(const std::vector<Value*>& tensors, const BucketLayout& layout);
   // Gives `part` to all ranks and writes all parts to the tensors, which are parameters, in the
-  // next call or in FinishGather.
-  void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout);
+  // next call or in FinishGather. `row`: as Exchange has it.
+  void AllGather(Value* part, const std::vector<Value*>& tensors, const BucketLayout& layout,
+                 int64_t row);
   void FinishGather();
   // Agreed waits for `value`, too: it was made from other ranks' values.
   void Await(Value* value) { awaited_.push_back(value); }
@@ -81,10 +88,9 @@ class CollectiveWriter {
   // Indices of the values in buckets of one dtype.
   std::vector<std::vector<int>> BucketsByDType(const std::vector<Value**>& values,
                                                int64_t bucket_bytes) const;
-  void Exchange(const char* kind, const std::vector<Value**>& bucket);
   // A node whose outputs are one tensor of `first` elements, then the bucket's block.
   Node* StartBlock(const char* op_type, const std::vector<Value*>& bucket,
-                   const BucketLayout& layout, int64_t first);
+                   const BucketLayout& layout, int64_t first, int64_t row = -1);
   Node* Add(const char* op_type, const std::vector<Value*>& inputs, AttributeMap attributes,
             int outputs);
 

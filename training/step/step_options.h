@@ -54,6 +54,11 @@ struct TrainableOptions {
   // nodes' outputs, and are trained like the others: exporters write weights there, too, and tables
   // that `frozen` may name.
   bool train_constants = false;
+  // With other ranks: their models may use other trained parameters. Each of StepOptions::groups is
+  // a row of parameters that go together: a step leaves a row, with its state, as it is where no
+  // rank uses it (RankGroup::set_uses). So gradients need not reach a trained parameter here. Needs
+  // `buckets`, each of them of one row, CommitMode::kLate and sums of any order.
+  bool skips_unused = false;
 };
 
 // When a step writes to parameters; chosen when the program is built.
@@ -110,10 +115,14 @@ struct StepOptions : TrainableOptions {
   // kBFloat16: the ranks exchange gradients in it, half the bytes of float32. They are rounded to
   // it, and so are their sums (docs/guides/step_ranks.md). kUndefined: in their own dtype.
   DType exchange_dtype = DType::kUndefined;
-  // With divided state: the parameters of each bucket, as another session that trains the same ones
-  // has them (SessionParameters::shards): then the two may share their state. Empty: buckets follow
-  // from the order in which gradients are ready.
-  std::vector<std::vector<std::string>> shard_buckets;
+  // With other ranks: the parameters of each bucket, in the order in which buckets are exchanged.
+  // With divided state they may be those of another session that trains the same parameters
+  // (SessionParameters::shards): then the two may share their state. Empty: buckets follow from the
+  // order in which gradients are ready.
+  std::vector<std::vector<std::string>> buckets;
+  // With skips_unused: initializers that other ranks' models update as running statistics. A step
+  // takes these from rank 0, too.
+  std::vector<std::string> statistics;
   // Trained parameters of which each rank has its own part, as tensor-parallel models do, whose
   // forward exchanges what the parts make (AllReduce and so on, core/ops).
   // Their gradients and state are the rank's own; their norms count once each. An update goes by

@@ -45,10 +45,30 @@ Status CheckRanks(const StepOptions& options, const RankSetup& setup,
                   const std::vector<std::string>& trainable) {
   if (setup.has_others() && !options.rank_parts.empty())
     RETURN_IF_ERROR(UpdateWriter::CheckRankParts(options, trainable));
-  if (setup.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options, trainable));
+  if (setup.has_others() && !options.buckets.empty())
+    RETURN_IF_ERROR(UpdateWriter::CheckBuckets(options, setup, trainable));
+  if (setup.divides_state) RETURN_IF_ERROR(UpdateWriter::CheckSharding(options));
   if (DTypeSet{DType::kUndefined, DType::kBFloat16}.Contains(options.exchange_dtype)) return {};
   return InvalidArgument(std::string("exchange_dtype: expected bfloat16 or none, got ") +
                          DTypeName(options.exchange_dtype));
+}
+
+// Adds statistics that only other ranks' models update: they become what they are, and then rank
+// 0's. All ranks have the same ones in one order.
+Status AddOthers(const Graph& graph, const std::vector<std::string>& names,
+                 std::vector<StatisticUpdate>* statistics) {
+  if (names.empty()) return {};
+  for (const std::string& name : names) {
+    Value* value = graph.FindValue(name);
+    if (value == nullptr || graph.Initializer(value) == nullptr)
+      return InvalidArgument("statistics: the model has no initializer '" + name + "'");
+    const bool is_own = std::any_of(statistics->begin(), statistics->end(),
+                                    [&](const auto& own) { return own.target == value; });
+    if (!is_own) statistics->push_back({value, value});
+  }
+  std::sort(statistics->begin(), statistics->end(),
+            [](const auto& a, const auto& b) { return a.target->name() < b.target->name(); });
+  return {};
 }
 
 // The loss of a step and its gradients, before any update.
@@ -122,8 +142,9 @@ Result<StepProgram> BuildStepProgram(const Model& model, const std::vector<std::
   StepProgram program;
   program.graph = model.graph->Clone();
   Graph& graph = *program.graph;
-  ASSIGN_OR_RETURN(const std::vector<StatisticUpdate> statistics,
+  ASSIGN_OR_RETURN(std::vector<StatisticUpdate> statistics,
                    SwitchToTraining(graph, {.unbiased_statistics = options.unbiased_statistics}));
+  if (has_ranks) RETURN_IF_ERROR(AddOthers(graph, options.statistics, &statistics));
   if (is_ordered && !statistics.empty()) {
     return Unsupported("logical_shards: the running statistics ('" +
                        statistics.front().target->name() +

@@ -276,7 +276,7 @@ Result<std::vector<std::string>> Selection::Make(const Loss* loss) {
     LogWarning(WhyNone());
   }
   if (loss == nullptr) return names;
-  if (!unreached_.empty()) {
+  if (!unreached_.empty() && !options_.skips_unused) {
     LogWarning("the loss has no gradient of " + std::to_string(unreached_.size()) +
                " initializers" +
                (options_.trainable.empty() ? ", which stay as they are: "

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <map>
 
 #include "core/base/names.h"
@@ -136,7 +137,20 @@ void UpdateWriter::Reduce(std::vector<Value*>& gradients, const std::vector<Valu
   for (Value*& statistic : statistics) {
     if (setup_.broadcasts_buffers) left.push_back(&statistic);
   }
-  keep(collectives_.AllReduce(summed, setup_.bucket_bytes));
+  if (options_.buckets.empty() || setup_.divides_state) {
+    keep(collectives_.AllReduce(summed, setup_.bucket_bytes));
+  } else {
+    keep(collectives_.AllReduce(totals, setup_.bucket_bytes));
+    const std::vector<Group> groups = Groups();
+    const std::vector<int> group_of = GroupOf(groups);
+    for (const std::vector<int>& indices : GivenBuckets()) {
+      std::vector<Value**> bucket;
+      for (const int i : indices) bucket.push_back(&gradients[i]);
+      collectives_.Exchange("all_reduce", bucket, RowOf(groups[group_of[indices.front()]]));
+    }
+    program_.buckets.insert(program_.buckets.end(), options_.buckets.begin(),
+                            options_.buckets.end());
+  }
   if (setup_.divides_state && buckets_.empty()) ReduceParts(gradients);
   collectives_.Broadcast(left);
   for (int i = 0; i < program_.trained; ++i) {
@@ -215,6 +229,22 @@ std::vector<UpdateWriter::Group> UpdateWriter::Groups() const {
   return out;
 }
 
+std::vector<int> UpdateWriter::GroupOf(const std::vector<Group>& groups) const {
+  std::vector<int> group_of(program_.trained);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const int member : groups[g].members) group_of[member] = static_cast<int>(g);
+  }
+  return group_of;
+}
+
+Value* UpdateWriter::ScaleOf(const Group& group, Value* scale, Value* agreed) {
+  if (RowOf(group) < 0) return scale;
+  Value* none = Constant(std::numeric_limits<double>::infinity());
+  Node* chosen = Act("ValueIfUsed", {scale, none, agreed}, {{"row", RowOf(group)}}, 1);
+  chosen->output(0)->set_type(scale->type());
+  return chosen->output(0);
+}
+
 bool UpdateWriter::IsRankPart(int trained) const {
   const auto& parts = options_.rank_parts;
   return setup_.has_others() &&
@@ -278,6 +308,7 @@ Value* UpdateWriter::CoefficientsOf(const Group& group, Value* coefficients) {
 void UpdateWriter::UpdateGroup(const Group& group, const std::vector<Value*>& gradients,
                                Value* coefficients, Value* step, Value* scale) {
   coefficients = CoefficientsOf(group, coefficients);
+  scale = ScaleOf(group, scale, step);
   if (DescribeUpdate(group.optimizer).op_type.empty()) {
     for (int i : group.members) {
       std::visit(
@@ -317,6 +348,7 @@ Node* UpdateWriter::UpdateOf(const std::vector<Updated>& updated, const Rates& r
   AttributeMap attributes = update.coefficients;
   attributes["count"] = static_cast<int64_t>(updated.size());
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
+  else if (options_.skips_unused) attributes["skip_infinite"] = int64_t{1};
   if (!options_.fed_coefficients.empty()) {
     attributes["fed"] = options_.fed_coefficients;
     attributes["first"] = static_cast<int64_t>(rates.group.row * options_.fed_coefficients.size());
@@ -354,19 +386,21 @@ void UpdateWriter::Update(const std::vector<Value*>& gradients) {
 
 // --- sharded state ---
 
-Status UpdateWriter::CheckSharding(const StepOptions& options,
-                                   const std::vector<std::string>& trainable) {
+Status UpdateWriter::CheckBuckets(const StepOptions& options, const RankSetup& setup,
+                                  const std::vector<std::string>& trainable) {
+  if (setup.is_ordered() || options.commit != CommitMode::kLate)
+    return Unsupported("buckets: needs late commit and sums of any order");
   std::vector<std::string> given, own = trainable;
-  for (const auto& bucket : options.shard_buckets)
+  for (const auto& bucket : options.buckets)
     given.insert(given.end(), bucket.begin(), bucket.end());
   std::sort(given.begin(), given.end());
   std::sort(own.begin(), own.end());
-  if (!given.empty() && given != own) {
-    return Unsupported(
-        "shard: a step of divided state trains the same parameters always; expected " +
-        std::to_string(given.size()) + " of them, got " + std::to_string(own.size()) +
-        " or others");
-  }
+  if (given == own) return {};
+  return Unsupported("buckets: expected those of the " + std::to_string(own.size()) +
+                     " trained parameters, got " + std::to_string(given.size()) + " or others");
+}
+
+Status UpdateWriter::CheckSharding(const StepOptions& options) {
   for (const Optimizer& optimizer : AllOptimizers(options)) {
     const OptimizerUpdate update = DescribeUpdate(optimizer);
     const bool by_element =
@@ -400,7 +434,7 @@ std::vector<std::vector<int>> UpdateWriter::GivenBuckets() const {
   std::map<std::string, int> index;
   for (int i = 0; i < program_.trained; ++i) index.emplace(program_.parameters[i], i);
   std::vector<std::vector<int>> buckets;
-  for (const auto& names : options_.shard_buckets) {
+  for (const auto& names : options_.buckets) {
     buckets.emplace_back();
     for (const std::string& name : names) buckets.back().push_back(index.at(name));
   }
@@ -412,13 +446,11 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
   std::vector<Value*> trained(gradients.begin(), gradients.begin() + program_.trained);
   for (size_t i = 0; i < trained.size(); ++i)
     trained[i]->set_type(graph_.FindValue(program_.parameters[i])->type());
-  std::vector<int> kinds(trained.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (const int member : groups[g].members) kinds[member] = static_cast<int>(g);
-  }
+  const std::vector<int> kinds = GroupOf(groups);
   std::vector<std::vector<Value*>> values;
   std::vector<BucketLayout> layouts;
-  const auto buckets = options_.shard_buckets.empty()
+  std::vector<int64_t> rows;
+  const auto buckets = options_.buckets.empty()
                            ? collectives_.Buckets(trained, kinds, setup_.bucket_bytes)
                            : GivenBuckets();
   for (const auto& indices : buckets) {
@@ -434,6 +466,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
     }
     const DType dtype = trained[indices.front()]->dtype();
     layouts.emplace_back(std::move(elements), dtype, setup_.ranks);
+    rows.push_back(RowOf(group));
     std::vector<std::string> states;
     for (const OptimizerState& state : DescribeUpdate(group.optimizer).states)
       states.push_back("optimizer." + state.name);
@@ -442,7 +475,7 @@ void UpdateWriter::ReduceParts(const std::vector<Value*>& gradients) {
                                std::move(states), dtype, layouts.back()});
     buckets_.push_back({shard, std::move(group), nullptr});
   }
-  const std::vector<Value*> parts = collectives_.ReduceScatter(values, layouts);
+  const std::vector<Value*> parts = collectives_.ReduceScatter(values, layouts, rows);
   for (size_t b = 0; b < parts.size(); ++b) buckets_[b].gradient = parts[b];
   cleared_ = parts.back();
 }
@@ -453,11 +486,12 @@ void UpdateWriter::UpdateBucket(const Bucket& bucket, Value* coefficients, Value
   std::vector<Value*> parameters;
   for (const std::string& name : shard.members) parameters.push_back(graph_.FindValue(name));
   Value* part = collectives_.OwnPart(parameters, shard.layout);
-  const Rates rates{bucket.group, CoefficientsOf(bucket.group, coefficients), step, scale};
+  const Rates rates{bucket.group, CoefficientsOf(bucket.group, coefficients), step,
+                    ScaleOf(bucket.group, scale, step)};
   const Updated updated{part, bucket.gradient, shard.name, shard.dtype, Shape{shard.layout.part()}};
   Node* node = UpdateOf({updated}, rates);
   node->output(0)->set_type(part->type());
-  collectives_.AllGather(node->output(0), parameters, shard.layout);
+  collectives_.AllGather(node->output(0), parameters, shard.layout, RowOf(bucket.group));
 }
 
 }  // namespace caesura

@@ -19,8 +19,12 @@ class UpdateWriter {
       : graph_(graph), options_(options), setup_(setup), program_(program) {}
 
   // kUnsupported where the options do not allow that each rank updates its part of a bucket only.
-  static Status CheckSharding(const StepOptions& options,
-                              const std::vector<std::string>& trainable);
+  static Status CheckSharding(const StepOptions& options);
+
+  // kUnsupported where StepOptions::buckets are not of these parameters, or the ranks sum otherwise
+  // than buckets are given for.
+  static Status CheckBuckets(const StepOptions& options, const RankSetup& setup,
+                             const std::vector<std::string>& trainable);
 
   // kUnsupported where the options do not allow parameters of which each rank has its own part
   // (StepOptions::rank_parts); kInvalidArgument where these are not trained.
@@ -97,7 +101,15 @@ class UpdateWriter {
     Value* gradient;  // of the rank's part
   };
   std::vector<Group> Groups() const;
-  // Indices of trained parameters in the buckets of StepOptions::shard_buckets.
+  // The place of each trained parameter in Groups().
+  std::vector<int> GroupOf(const std::vector<Group>& groups) const;
+  // The row that a bucket's use is asked for by; -1: it is always used.
+  int64_t RowOf(const Group& group) const {
+    return options_.skips_unused && group.row < std::ssize(options_.groups) ? group.row : -1;
+  }
+  // `scale`, or infinity where no rank uses its row: its update is skipped then.
+  Value* ScaleOf(const Group& group, Value* scale, Value* agreed);
+  // Indices of trained parameters in StepOptions::buckets.
   std::vector<std::vector<int>> GivenBuckets() const;
   // True if each rank has its own part of the trained parameter.
   bool IsRankPart(int trained) const;

@@ -50,7 +50,7 @@ Status CreateCollectiveStart(KernelInfo& info, const CopyBytes& copy) {
     end = offsets.back() + bytes.back();
   }
   const auto elements = static_cast<int64_t>(end / DTypeSize(dtype));
-  info.SetCompute([=, number = info.Attr<int64_t>("number", 0),
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0), row = info.Attr<int64_t>("row", -1),
                    broadcasts = kind == "broadcast"](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context));
     char* block = context.Output<char>(0);
@@ -63,7 +63,7 @@ Status CreateCollectiveStart(KernelInfo& info, const CopyBytes& copy) {
     Collective collective = broadcasts ? Collective::Broadcast(dtype, block, elements)
                                        : Collective::AllReduce(dtype, block, elements);
     collective.stream = context.device_stream();
-    return collectives->Start(number, collective);
+    return collectives->Start(number, collective, row);
   });
   return {};
 }
@@ -90,6 +90,20 @@ Status CreateAgreeToCommit(KernelInfo& info, const CopyBytes& copy) {
   return {};
 }
 
+Status CreateValueIfUsed(KernelInfo& info, const CopyBytes& copy) {
+  const DType dtype = info.InputDType(0);
+  if (info.InputDType(1) != dtype || info.InputShape(1) != info.InputShape(0))
+    return info.Invalid("its first two inputs must have one type");
+  const size_t bytes = static_cast<size_t>(info.InputShape(0).elements()) * DTypeSize(dtype);
+  info.SetOutput(0, dtype, info.InputShape(0));
+  info.SetCompute([=, row = info.Attr<int64_t>("row", -1)](KernelContext& context) -> Status {
+    ASSIGN_OR_RETURN(const RunCollectives* const collectives, CollectivesOf(context));
+    const int chosen = collectives->used(row) ? 0 : 1;
+    return copy(context.Output<void>(0), context.Input<void>(chosen), bytes);
+  });
+  return {};
+}
+
 }  // namespace
 
 void AddCollectives(KernelRegistry& registry, const CopyBytes& copy) {
@@ -111,6 +125,12 @@ void AddCollectives(KernelRegistry& registry, const CopyBytes& copy) {
                 .unread_inputs = {-2},
                 .deterministic = false,
                 .create = [copy](KernelInfo& info) { return CreateAgreeToCommit(info, copy); }});
+  registry.Add({.op_type = "ValueIfUsed",
+                .domain = kCaesuraDomain,
+                .types = kFixedTypes,
+                .unread_inputs = {2},
+                .deterministic = false,
+                .create = [copy](KernelInfo& info) { return CreateValueIfUsed(info, copy); }});
 }
 
 void RegisterCollectives(KernelRegistry& registry) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveStart, CollectiveWait, AgreeToCommit: what the ranks of a step exchange, on any device.
-// Only the copy of a device's own bytes differs; the exchange is the communicator's.
+// CollectiveStart, CollectiveWait, AgreeToCommit, ValueIfUsed: what the ranks of a step exchange,
+// on any device. Only the copy of a device's own bytes differs; the exchange is the communicator's.
 #ifndef CAESURA_CORE_OPS_COLLECTIVES_COLLECTIVES_H_
 #define CAESURA_CORE_OPS_COLLECTIVES_COLLECTIVES_H_
 

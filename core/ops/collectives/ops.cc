@@ -79,7 +79,8 @@ std::vector<OpDef> CollectivesOps() {
      .is_deterministic = false, .rule = {.function = gradient::ReduceScatterRule}},
     // CollectiveStart (values...) -> values'...  starts the exchange of its values, of one dtype, with the other ranks
     // of the run (core/distributed); values' lie in one block and are not to be read before the CollectiveWait of the
-    // same attribute `number`. Attribute kind: "all_reduce" (sums) or "broadcast" (from rank 0)
+    // same attribute `number`. Attribute kind: "all_reduce" (sums) or "broadcast" (from rank 0). Attribute row (int):
+    // nothing is exchanged where no rank uses this row of parameters (RunCollectives::used); without it always
     {.op_type = "CollectiveStart", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .max_outputs = INT_MAX,
      .infer = SameTypes, .is_deterministic = false},
     // CollectiveWait (values'...) -> results...  in place. Fails with RANK_FAILURE where a rank is lost
@@ -89,9 +90,13 @@ std::vector<OpDef> CollectivesOps() {
     // awaited is not read
     {.op_type = "AgreeToCommit", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .type_of_output = {0},
      .is_deterministic = false},
+    // ValueIfUsed (value, other, agreed) -> chosen  a copy of value where any rank uses the row of parameters that the
+    // attribute row names, otherwise of other; agreed, of an AgreeToCommit, is not read
+    {.op_type = "ValueIfUsed", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {0},
+     .is_deterministic = false},
     // ReduceScatterStart (gradients...) -> part, values'..., padding  starts the sum of a bucket over all ranks, of
     // which each gets its part (core/distributed/bucket_layout.h), one dimension; values' and padding lie in one
-    // block. Attributes number, as above, and ranks
+    // block. Attributes number and row, as above, and ranks; where no rank uses the row part is zeros
     {.op_type = "ReduceScatterStart", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .max_outputs = INT_MAX,
      .is_deterministic = false},
     // ReduceScatterWait (part, values'..., padding) -> part'  in place; attributes likewise
@@ -109,10 +114,10 @@ std::vector<OpDef> CollectivesOps() {
     // OwnPart (tensors...) -> part  the rank's part of a bucket, a copy; zeros where it is padding. Attribute ranks
     {.op_type = "OwnPart", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .is_deterministic = false},
     // AllGatherStart (part) -> parts  starts the exchange of all ranks' parts, in the order of ranks. Attributes
-    // number and ranks
+    // number, row and ranks
     {.op_type = "AllGatherStart", .domain = kCaesuraDomain, .is_deterministic = false},
     // AllGatherWait (parts, part, tensors...) -> tensors'...  the tensors that the parts are of, in place; attributes
-    // likewise
+    // likewise; where no rank uses the row they stay as they are
     {.op_type = "AllGatherWait", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = INT_MAX,
      .max_outputs = INT_MAX, .is_deterministic = false},
   };

@@ -62,13 +62,18 @@ Status CreateBlockStart(KernelInfo& info, bool ordered) {
     info.SetMayReuse(i, 1 + i);
   }
   info.SetOutput(1 + count, dtype, Shape{layout.all() - layout.padding_offset()});
-  info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0),
+                   row = info.Attr<int64_t>("row", -1)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
     RETURN_IF_ERROR(FillBlock(context, layout, DTypeSize(dtype)));
     void *block = context.Output<void>(1), *parts = context.Output<void>(0);
-    return collectives->Start(
-        number, ordered ? Collective::AllToAll(dtype, block, parts, layout.part())
-                        : Collective::ReduceScatter(dtype, block, parts, layout.part()));
+    RETURN_IF_ERROR(
+        collectives->Start(number,
+                           ordered ? Collective::AllToAll(dtype, block, parts, layout.part())
+                                   : Collective::ReduceScatter(dtype, block, parts, layout.part()),
+                           row));
+    if (!collectives->used(row)) std::memset(parts, 0, DTypeSize(dtype) * layout.part());
+    return {};
   });
   return {};
 }
@@ -157,10 +162,12 @@ Status CreateAllGatherStart(KernelInfo& info) {
   const auto ranks = static_cast<int>(info.Attr<int64_t>("ranks", 0));
   if (ranks < 1) return info.Invalid("needs an attribute ranks of 1 or more");
   info.SetOutput(0, dtype, Shape{part * ranks});
-  info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0),
+                   row = info.Attr<int64_t>("row", -1)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, ranks));
-    return collectives->Start(number, Collective::AllGather(dtype, context.Input<void>(0),
-                                                            context.Output<void>(0), part));
+    return collectives->Start(
+        number, Collective::AllGather(dtype, context.Input<void>(0), context.Output<void>(0), part),
+        row);
   });
   return {};
 }
@@ -177,9 +184,11 @@ Status CreateAllGatherWait(KernelInfo& info) {
     info.SetOutput(i, dtype, info.InputShape(kFirst + i));
     info.SetInPlace(kFirst + i, i);
   }
-  info.SetCompute([=, number = info.Attr<int64_t>("number", 0)](KernelContext& context) -> Status {
+  info.SetCompute([=, number = info.Attr<int64_t>("number", 0),
+                   row = info.Attr<int64_t>("row", -1)](KernelContext& context) -> Status {
     ASSIGN_OR_RETURN(RunCollectives* const collectives, CollectivesOf(context, layout.ranks()));
     RETURN_IF_ERROR(collectives->Wait(number));
+    if (!collectives->used(row)) return {};
     const size_t size = DTypeSize(dtype);
     for (int i = 0; i < layout.tensors(); ++i) {
       std::memcpy(context.Output<char>(i), context.Input<char>(0) + size * layout.offset(i),

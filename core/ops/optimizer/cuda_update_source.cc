@@ -39,7 +39,8 @@ CudaUpdateNumbers::CudaUpdateNumbers(const UpdateSpec& spec, bool flag)
       step_offset(spec.step_offset),
       flag(flag),
       maximize(spec.maximize),
-      skip_nonfinite(spec.skip_nonfinite) {
+      skip_nonfinite(spec.skip_nonfinite),
+      skip_infinite(spec.skip_infinite) {
   std::copy(spec.written.begin(), spec.written.end(), written);
   std::copy(spec.fed.begin(), spec.fed.end(), fed);
 }

@@ -16,7 +16,7 @@ struct CudaUpdateNumbers {
 
   double written[6] = {};
   int64_t fed[6] = {};
-  int64_t rate, step_offset, flag, maximize, skip_nonfinite;
+  int64_t rate, step_offset, flag, maximize, skip_nonfinite, skip_infinite;
 };
 
 // The macros of update_step.cuh.

@@ -39,7 +39,8 @@ Result<Hyperparameters> UpdateGroup::ReadHyperparameters(const KernelContext& co
         static_cast<int64_t>(ReadScalar(context, 0, spec_.rate_dtype, spec_.step_offset));
   if (spec_.scale_dtype != DType::kUndefined)
     step.scale = ReadScalar(context, 2, spec_.scale_dtype);
-  step.skip = spec_.skip_nonfinite && !std::isfinite(step.scale);
+  step.skip = (spec_.skip_nonfinite && !std::isfinite(step.scale)) ||
+              (spec_.skip_infinite && std::isinf(step.scale));
   if (spec_.maximize) step.scale = -step.scale;
   if (step.number < 1) return InvalidArgument(spec_.wrong_step + std::to_string(step.number));
   return step;

@@ -42,7 +42,7 @@ class UpdateGroup {
   const ParameterBlocks& blocks() const { return blocks_; }
 
   // Fails when the step is below 1. With the attribute skip_nonfinite a scale that is not finite
-  // skips the step.
+  // skips the step; with skip_infinite one that is infinite.
   Result<Hyperparameters> ReadHyperparameters(const KernelContext& context) const;
   // If outputs are not the buffers of their inputs (the plan could not share them), makes them
   // copies.

@@ -98,6 +98,7 @@ Result<UpdateSpec> UpdateSpec::Make(KernelInfo& info, int states,
   spec.scalars = scalars;
   if (info.HasInput(2)) spec.scale_dtype = info.InputDType(2);
   spec.skip_nonfinite = info.Attr<int64_t>("skip_nonfinite", 0) != 0;
+  spec.skip_infinite = info.Attr<int64_t>("skip_infinite", 0) != 0;
   spec.maximize = info.Attr<int64_t>("maximize", 0) != 0;
   spec.dtype = info.InputDType(kFirst);
   if (!kFloatTypes.Contains(spec.dtype))

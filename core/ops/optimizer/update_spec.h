@@ -40,7 +40,7 @@ struct UpdateSpec {
         scale_dtype = DType::kUndefined,  // undefined: there is no scale
       scalar_dtype = DType::kFloat32;
   int count = 0, states = 0, scalars = 0;
-  bool skip_nonfinite = false, maximize = false;
+  bool skip_nonfinite = false, skip_infinite = false, maximize = false;
   int rate = 0;                 // where input 0 has the learning rate
   int step_offset = -1;         // where it has what is added to the step; -1: nothing is
   std::array<int, 6> fed = {};  // where it has the coefficients; -1: they are as written

@@ -29,7 +29,7 @@ typedef caesura::RULE<C> Rule;
 struct Numbers {
   double written[6];
   i64 fed[6];
-  i64 rate, step_offset, flag, maximize, skip_nonfinite;
+  i64 rate, step_offset, flag, maximize, skip_nonfinite, skip_infinite;
 };
 // `scale` is that of the gradients; with `skip` nothing may change.
 struct Hyperparameters {
@@ -54,6 +54,7 @@ __device__ inline Hyperparameters ReadHyperparameters(const R* rates, const i64*
   const double given = scale_at ? (double)Load(scale_at) : 1.0;
   step.scale = numbers.maximize ? -given : given;
   step.skip = step.number < 1 || (numbers.skip_nonfinite && !caesura::IsFinite(given)) ||
+              (numbers.skip_infinite && given == given && !caesura::IsFinite(given)) ||
               *(const volatile unsigned*)error != 0 ||
               (gate != nullptr && *(const volatile unsigned*)gate != 0);
   return step;

@@ -139,7 +139,7 @@ TEST(RunCollectives, CompareWordsBeforeTheFirstCollective) {
         std::vector<float> data = {1};
         {
           RunCollectives run(c, seconds(60));
-          run.Compare(words, at_once);
+          run.Compare(words, {}, at_once);
           ASSERT_TRUE(run.Begin().ok());
           const Status status = run.Run(SumOf(data));
           EXPECT_EQ(status.code(), differs ? StatusCode::kInvalidArgument : StatusCode::kOk);
@@ -155,12 +155,34 @@ TEST(RunCollectives, CompareWordsBeforeTheFirstCollective) {
   }
 }
 
+TEST(RunCollectives, ExchangeNothingOfRowsThatNoRankUses) {
+  RunRanks(3, [](Communicator& c) {
+    const int64_t words[] = {7};
+    const int64_t uses[] = {c.rank() == 1 ? 1 : 0, c.rank() == 2 ? 2 : 0};  // rows 0 and 65
+    std::vector<float> data = {1}, other = {1}, idle = {1};
+    RunCollectives run(c, seconds(60));
+    run.Compare(words, uses, /*at_once=*/true);
+    ASSERT_TRUE(run.Begin().ok());
+    ASSERT_TRUE(run.Start(0, SumOf(data), 0).ok());
+    ASSERT_TRUE(run.Start(1, SumOf(idle), 1).ok());
+    ASSERT_TRUE(run.Start(2, SumOf(other), 65).ok());
+    for (const int64_t number : {0, 1, 2}) ASSERT_TRUE(run.Wait(number).ok());
+    EXPECT_THAT(data, ElementsAre(3));
+    EXPECT_THAT(idle, ElementsAre(1));
+    EXPECT_THAT(other, ElementsAre(3));
+    EXPECT_TRUE(run.used(-1));
+    EXPECT_TRUE(run.used(0));
+    EXPECT_FALSE(run.used(1));
+    EXPECT_TRUE(run.used(65));
+  });
+}
+
 TEST(RunCollectives, AComparisonThatNobodyWaitsForEndsTheCommunicator) {
   const auto ranks = LocalCommunicators(2);
   const int64_t words[] = {1};
   {
     RunCollectives run(*ranks[0], seconds(60));
-    run.Compare(words, /*at_once=*/true);
+    run.Compare(words, {}, /*at_once=*/true);
     ASSERT_TRUE(run.Begin().ok());
   }
   EXPECT_EQ(ranks[1]->StartGather(words).status().code(), StatusCode::kRankFailure);

@@ -120,39 +120,22 @@ def later_head(rank):
 
 
 def other_divided(rank):
-    """A tensor that comes in place of another one, and a parameter that comes to another group, do not take others' parts of divided
-    state, or rates."""
-    for words in ("'a.weight' is another tensor than the one", "are in other groups of the optimizer"):
+    """State is divided anew for a parameter that has come to another group. A tensor that comes in place of another one is refused."""
+    trained = []
+    for shard in (0, 1):
         net = Heads(0)
         optimizer = torch.optim.SGD([*net.body.parameters(), *net.a.parameters()], lr=0.1, momentum=0.9)
-        step = caesura.compile_step(net, CE, optimizer, ranks=caesura.Ranks(shard=1))
+        step = caesura.compile_step(net, CE, optimizer, ranks=caesura.Ranks(shard=shard))
         step(*_batch(rank, 0))
-        if "group" in words:
-            optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()], "lr": 0.01})
-        else:
-            net.a = nn.Linear(16, 4)
-            optimizer.add_param_group({"params": net.a.parameters()})
-        before = [p.detach().clone() for p in net.body.parameters()]
-        with pytest.raises(caesura.StepRefused, match=words):
-            step(*_batch(rank, 1))
-        assert all(map(torch.equal, before, net.body.parameters()))
-    return True
-
-
-def heads_by_rank(rank):
-    """Ranks that draw other heads in one call would add their gradients: all refuse it, and go on."""
-    net = Heads(0)
-    step = caesura.compile_step(net, CE, _sgd(net))
-    for i, tasks in enumerate(("aa", "bb", "ab", "aa")):
-        x, y = _batch(rank, i)
-        before = [p.detach().clone() for p in net.parameters()]
-        if tasks[0] == tasks[1]:
-            step(x, tasks[rank], y)
-        else:
-            with pytest.raises(caesura.StepRefused, match="the gradients that a step exchanges"):
-                step(x, tasks[rank], y)
-            assert all(map(torch.equal, before, net.parameters()))
-        same_on_all_ranks(net.parameters())
+        optimizer.add_param_group({"params": [optimizer.param_groups[0]["params"].pop()], "lr": 0.01, "momentum": 0.9})
+        step(*_batch(rank, 1))
+        trained.append([p.detach().clone() for p in net.parameters()])
+    assert all(map(torch.equal, *trained))
+    net.a = nn.Linear(16, 4)
+    optimizer.add_param_group({"params": net.a.parameters()})
+    with pytest.raises(caesura.StepRefused, match="'a.weight' is another tensor than the one"):
+        step(*_batch(rank, 1))
+    assert all(map(torch.equal, trained[1][:2], net.body.parameters()))
     return True
 
 
@@ -262,6 +245,25 @@ def later(rank):
     return True
 
 
+def counts(rank):
+    """Numbers of updates are compared where PyTorch's state has none, and joined."""
+    net = _net()
+    step = caesura.compile_step(net, CE, _sgd(net, momentum=0.9, dampening=0.5))
+    for i in range(3):
+        step(*_batch(rank, i))
+    if rank == 1:
+        step.optimizer.state.clear()
+    _refused(step, rank, "the number of updates is 3 on rank 0, 0 on rank 1")
+    step.optimizer.state.clear()
+    if rank == 0:  # what a new step takes from it
+        caesura.compile_step(net, CE, step.optimizer, ranks=caesura.Ranks("alone"))(*_batch(rank, 3))
+    again = caesura.compile_step(net, CE, step.optimizer)
+    for i in range(3):
+        again(*_batch(rank, i))
+    same_on_all_ranks(_values(again))
+    return True
+
+
 def alone(rank):
     """A rank that refuses a call alone tells the others at once; bad input does not end anything."""
     net = _net()
@@ -283,6 +285,12 @@ def alone(rank):
             same_on_all_ranks(net.parameters())
     step(*_batch(rank, 1))
     same_on_all_ranks(net.parameters())
+    step = caesura.compile_step(net, CE, _sgd(net), memory_budget=1 if rank == 1 else 0)
+    for call in range(2):
+        began = time.monotonic()
+        with pytest.raises(MemoryError if rank == 1 else caesura.StepRefused, match="memory_budget: expected at least"):
+            step(*_batch(rank, call))
+        assert time.monotonic() - began < 30
     return True
 
 
@@ -336,7 +344,7 @@ def members(rank):
     return True
 
 
-@pytest.mark.parametrize("body", [frozen, statistics, later_head, other_divided, heads_by_rank, state, refusals, options, later, alone,
+@pytest.mark.parametrize("body", [frozen, statistics, later_head, other_divided, state, refusals, options, later, counts, alone,
                                   lengths_of_a_second_step], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body, seconds=60)

@@ -103,7 +103,7 @@ TEST_F(GradientReduction, PartsOfABucketAreAwaitedBeforeTheNextOne) {
   CollectiveWriter writer(*model_.graph, "cpu");
   const BucketLayout layout({4, 4}, DType::kFloat32, 2);
   const std::vector<Value*> parts =
-      writer.ReduceScatter({{V("d"), V("c")}, {V("b"), V("a")}}, {layout, layout});
+      writer.ReduceScatter({{V("d"), V("c")}, {V("b"), V("a")}}, {layout, layout}, {-1, -1});
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[0]->type().ToString(), "float32[" + std::to_string(layout.part()) + "]");
   EXPECT_EQ(Ordered(false),

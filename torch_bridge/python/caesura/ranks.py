@@ -25,7 +25,7 @@ class Ranks:
             process trains by itself, whatever groups there are.
         shard: Ranks divide the optimizer state (1), and accumulated gradients, too (2). Each keeps and updates its part,
             and losses and parameters stay those of 0. All ranks then call save(); a compiled step's optimizer.state has
-            none of it (see gather_state()), and all its calls train the same parameters. compile_step() refuses 2.
+            none of it (see gather_state()). compile_step() refuses 2 with accumulation.
         mean_over: The mean that an update of several batches goes by: of the "batches", or of all "tokens" that the loss
             counts. Batches are those of ranks and of accumulated steps. Tokens are targets that cross entropy does not
             ignore; of a TrainingSession's other losses each element of the prediction. compile_step() counts tokens

@@ -48,7 +48,7 @@ from caesura.rewrites.stop_gradient import (FailsInEager, adds_detaches, as_leaf
 from caesura.rewrites.subclasses import refused_subclasses
 from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.runtime.gpu import CPU, refusal
-from caesura.runtime.optimizers import MEMBERS, OPTIONS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
+from caesura.runtime.optimizers import MEMBERS, OPTIONS, TURNS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
 from caesura.runtime.step_ranks import Differs, StepRanks
@@ -148,6 +148,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     _differing: Any  # of the extension: the program of a call that was not done, as the ranks' calls differ
     _quick: Callable[[tuple[Any, ...], dict[str, Any]], Optional[torch.Tensor]]  # of the extension
+    _lend_scaler: Callable[[Any], None]  # of the extension: gives a session the step's scale of the loss
 
     def __init__(self, module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
                  optimizer: torch.optim.Optimizer, clip_norm: float, accumulation_steps: int, precision: Precision,
@@ -200,6 +201,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             raise StepRefused(f"with precision 'fp16' the program must do the update, which PyTorch's {type(self.optimizer).__name__} "
                               f"would do ({recipe.reason}); 'bf16' needs no scaled loss")
         if self._recipe is not None and self._recipe.written() != recipe.written():
+            if self._recipe.members != recipe.members:
+                self._ranks.rows.drop()
             self._open_again()
         self._recipe = recipe
 
@@ -224,7 +227,10 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         """Adds the next call to its update's window. False if PyTorch must do the update; the program is closed."""
         is_first = self.micro_steps % self.accumulation_steps == 0
         window = frozenset() if is_first else self._window
+        self._lend_scaler(program.session)
         misfit = self._recipe.misfit(program, window)
+        if misfit == TURNS:
+            self._ranks.want_rows()
         if misfit:
             self._describe(misfit)
             return False
@@ -355,7 +361,9 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
                 self._detours.add(UNLIKE, len(self._programs) > before, self.micro_steps)
                 return loss
             if self._differing is not None:
-                raise Differs
+                if not self._differing.session.failed_alone:
+                    raise Differs
+                self._differing = None  # to fail again, and tell the other ranks
         self._inputs = (args, kwargs)
         try:
             ran: torch.Tensor = self._run(*args, **kwargs)

@@ -34,6 +34,7 @@ class Suspendable(_core.StepCalls):
     _window: frozenset[int]
     _loss_scale: float
     _waits: bool
+    _keep_scaler: Callable[[Any], None]
     _programs: list[StepProgram]  # of CompiledStep, as all that follows
     _recipe: Any  # a Recipe, or Stepping
     _ranks: StepRanks
@@ -194,6 +195,8 @@ class Suspendable(_core.StepCalls):
         if not isinstance(self._recipe, Recipe):
             raise ValueError(f"{type(self.optimizer).__name__} is not part of the step: save the module's and the optimizer's "
                              "state_dict(), between calls")
+        if self._ranks.rows.rows is not None:
+            raise ValueError("the ranks' calls train different parameters: save the module's and the optimizer's state_dict()")
         if self._ranks.shards.is_divided:
             self._ranks.meet(self, "save()")
         program = self._waiting() if self._waits else opened[-1]
@@ -248,6 +251,7 @@ class Suspendable(_core.StepCalls):
                 loss = step.resume()
         """
         facts = _read_facts(os.fspath(path))
+        self._ranks.drop_rows(self)
         program = self._capture_call(args, kwargs).program
         names = {name: p for name, _, p in program.bound}
         learners = program.learners.keys()
@@ -264,6 +268,7 @@ class Suspendable(_core.StepCalls):
         if (program.rows, program.has_offsets) != rows:
             program.open(program.forward, program.bound, rows)
         properties: dict[str, int | float | str] = program.session.restore(os.fspath(path))
+        self._keep_scaler(program.session)
         del properties[_FACTS]
         self._calls, self._waits = [], program.session.suspended
         self._programs = [p for p in self._programs if p.is_captured]

@@ -114,7 +114,7 @@ _UPDATES = {
 _HOOKS = "hooks around its step"
 MEMBERS = "other parameters"
 OPTIONS = "options that change between steps"
-_TURNS = "parameters that get gradients by turns within one update"
+TURNS = "parameters that get gradients by turns within one update"
 
 # Counts of each parameter's updates, for optimizers that do not say so in their state.
 _COUNTS = weakref.WeakKeyDictionary()
@@ -158,15 +158,19 @@ class Recipe:
         self.members, self.options = _members(self.optimizer), _options(self.optimizer)
         self.scalars = [dtype for (dtype,) in _scalar_dtypes(self.optimizer)]
         self._scalar_of = {of: dtype for ids, dtype in zip(self.members, self.scalars) for of in ids}
-        self._rows = UpdateRows(self.members)
+        self.forget_rows()
         self.fed = {"learning_rate": "lr"} | self.update.fed
         self.name, self.coefficients = self.options[0][:2]
 
     def rows_of(self, learners: dict, is_divided: bool = False) -> tuple[list, bool]:
         """UpdateRows.of() the parameters, by name, of a program that is called. is_divided: as for bindings()."""
         if self.counts_matter:
-            self._rows.take({id(p): float(self._held_count(p, is_divided)) for p in learners.values()})
+            self._rows.take({id(p): float(self.held_count(p, is_divided)) for p in learners.values()})
         return self._rows.of(learners)
+
+    def forget_rows(self) -> None:
+        """Begins the rows anew: those of ranks whose calls have updated different parameters are others."""
+        self._rows = UpdateRows(self.members)
 
     def has_rows(self, program) -> bool:
         """True if the program was opened with the rows that its parameters have now."""
@@ -209,7 +213,7 @@ class Recipe:
     def misfit(self, program, window):
         """The reason why the program cannot make the next update; or None.
         window: the parameters that have gradients since the last update."""
-        return _TURNS if window - program.learning else None
+        return TURNS if window - {id(parameter) for parameter in program.learners.values()} else None
 
     def refuse_sparse(self, parameter) -> None:
         """Raises what the optimizer raises for a sparse gradient of the parameter."""
@@ -253,24 +257,29 @@ class Recipe:
         accumulator = {} if self.gradients is None else {"accumulator": self.gradients.of(parameter)}
         return accumulator | {f"optimizer.{name}": tensor for name, tensor in found.items()}
 
-    def _held_count(self, parameter, is_divided):
+    def held_count(self, parameter, is_divided):
         """The count of the parameter's updates that is held so far. PyTorch knows a first one by what the state lacks, where it
         does not count; divided state lacks it always."""
         state = self.optimizer.state.get(parameter, {})
         if self.update.keeps_count:
             return state.get("step", 0.0)
         states = self.update.states(self.trained[id(parameter)], parameter)
-        has_states = bool(states) and all(state.get(name) is not None for name in states)
-        return _counts_of(self.optimizer).get(parameter, float(has_states)) if has_states or is_divided else 0.0
+        has_states = all(state.get(name) is not None for name in states)
+        return _counts_of(self.optimizer).get(parameter, float(bool(states))) if has_states or is_divided else 0.0
 
     def _bind_count(self, parameter, is_divided):
         """Has a float32 scalar count the parameter's updates."""
         held, key = (self.optimizer.state[parameter], "step") if self.update.keeps_count else (_counts_of(self.optimizer), parameter)
-        count = self._held_count(parameter, is_divided)
+        count = self.held_count(parameter, is_divided)
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
             count = torch.tensor(float(count), device="cpu")
         held[key] = count
+
+    def take_count(self, parameter, count: float):
+        """Sets the number of the parameter's updates, where PyTorch's state has none."""
+        if not self.update.keeps_count:
+            _counts_of(self.optimizer)[parameter] = torch.tensor(count, device="cpu")
 
     def count(self, parameter) -> torch.Tensor:
         """The number of the parameter's updates."""

@@ -96,8 +96,8 @@ def _refuse_groups(optimizer):
 def _make(owner, program, guards, signature, watch, sources, counters, written):
     recipe, groups = owner._recipe, owner.optimizer.param_groups
     rows = [(groups[i], [recipe.count(program.learners[name]) for name in names]) for i, names in program.rows]
-    return _core.StepCall(program, program.session, guards, signature, watch, sources, rows, recipe.places(), recipe.counts_matter,
-                          program.has_offsets, program.learning, owner.accumulation_steps, list(counters), written,
+    return _core.StepCall(program, program.session, guards, signature, watch, sources, rows, program.uses, recipe.places(),
+                          recipe.counts_matter, program.has_offsets, program.learning, owner.accumulation_steps, list(counters), written,
                           SEED if program.random else None, program.gpu)
 
 

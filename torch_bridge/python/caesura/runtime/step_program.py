@@ -28,6 +28,10 @@ from caesura.runtime.gpu import CPU, open_gpu
 SEED = torch.empty((), dtype=torch.int64, device=CPU)
 
 
+class NotOpened(StepRefused, ValueError):
+    """Raised where no session opens for a captured program, as one option's value is wrong; a ValueError as well."""
+
+
 class Captured(Exception):
     """Ends a call that was made only to get its program, before the call has done anything. values: of the program's inputs."""
 
@@ -55,6 +59,8 @@ class StepProgram:
     dtype = torch.float32  # of the loss
     meeting = None  # of the step's ranks, since which the session compares what it is told
     rows, has_offsets = (), False  # Recipe.rows_of() of its parameters
+    added = {}  # parameters and running statistics that only other ranks' programs have, by name
+    uses = ()  # the rows of RankRows that it uses
 
     def __init__(self, owner):
         self.owner, self.session, self.constants = owner, None, []
@@ -65,15 +71,20 @@ class StepProgram:
         Recipe.rows_of() gives them; by default of the parameters as they are."""
         owner, recipe = self.owner, self.owner._recipe
         self.forward, self.bound = forward, bound
-        self.learners = {name: value for name, _, value in bound if id(value) in recipe.trained}
+        own = {name: value for name, _, value in bound if id(value) in recipe.trained}
+        self.learning = frozenset(map(id, own.values()))
+        self.added = owner._ranks.added_to({name: value for name, _, value in bound}, own, owner)
+        self.learners = own | {name: value for name, value in self.added.items() if id(value) in recipe.trained}
         self.trained = [*self.learners]
-        self.learning = frozenset(map(id, self.learners.values()))
         rows, has_offsets = rows or self._rows_now()
-        owner._ranks.shards.refuse_others(rows, self.learners)
+        owner._ranks.shards.refuse_others(self.learners)
+        self.uses = owner._ranks.rows.used(own)
+        if owner._ranks.shards.is_divided and not owner._ranks.shards.fit(rows):
+            owner._ranks.want_rows()
         device = bound[0][2].device
         self.gpu = None if device == CPU else open_gpu(device)[0]
         among = owner._ranks.arguments(device, self.gpu)
-        self.session = _core.Training.open(forward.SerializeToString(), {
+        session = _core.Training.open(self._with_added().SerializeToString(), {
             "loss": "output", "target": "", "prediction": "loss", "class_axis": 1, "optimizer": recipe.name,
             "coefficients": recipe.coefficients, "groups": recipe.groups_of(rows),
             "fed": [*recipe.fed, *(["step_offset"] if has_offsets else [])],
@@ -82,15 +93,34 @@ class StepProgram:
             "precision": owner.precision, "memory_budget": owner.memory_budget, "keep_gradients": False, "unbiased_statistics": True,
             "threads": owner.threads, "seed": 0, "gpu": self.gpu, "rank_parts": [name for name in self.trained if name in self.rank_parts],
             **self.more, **among,
-        }, {name: as_real(value).cpu() for name, _, value in bound} | self.kept)
-        self.rows, self.has_offsets = rows, has_offsets  # of this session
-        self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, _, value in bound}
+        }, {name: as_real(value).cpu() for name, value in self.tensors()} | self.kept)
+        owner._ranks.take_statistics(session)
+        self.session, self.rows, self.has_offsets = session, rows, has_offsets  # both of this session
+        self._held = {} if self.gpu else {name: (value, held(value).data_ptr()) for name, value in self.tensors()}
         if self.gpu:  # the module's tensors stay there, whatever happens: a failure is the caller's to see
             self.session.disable_fallback()
         self._watch = self.meeting = None
         owner._prepare(self)
         self.rebind()
         self.random = any(map(draws_in_run, with_bodies(forward.graph.node)))
+
+    def tensors(self):
+        """(name, tensor) of all that the session holds."""
+        return [*((name, value) for name, _, value in self.bound), *self.added.items()]
+
+    def _with_added(self) -> onnx.ModelProto:
+        """The forward with the tensors that only other ranks' programs have."""
+        if not self.added:
+            return self.forward
+        model = onnx.ModelProto()
+        model.CopyFrom(self.forward)
+        fed = next((i.name for i in model.graph.input if i.name in self.added), None)
+        if fed is not None:
+            raise StepRefused(f"'{fed}' is an input of this rank's program, and another rank's writes to it: a step does not take that")
+        for name, value in self.added.items():
+            value = as_real(value)
+            model.graph.input.append(helper.make_tensor_value_info(name, onnx_type(value.dtype), list(value.shape)))
+        return model
 
     def model(self):
         """The forward as an ONNX model with the module's parameters and buffers as they are now."""
@@ -112,9 +142,9 @@ class StepProgram:
             return
         owner, is_divided = self.owner, bool(self.session.shards)
         try:
-            for name, _, value in self.bound:
+            for name, value in self.tensors():
                 self._bind(name, value)
-                for what, tensor in owner._recipe.bindings(value, is_divided).items() if id(value) in self.learning else ():
+                for what, tensor in owner._recipe.bindings(value, is_divided).items() if name in self.learners else ():
                     self._bind(f"{what}.{name}", tensor)
             if is_divided:
                 owner._ranks.shards.bind(self, owner.optimizer)
@@ -136,13 +166,14 @@ class StepProgram:
 
     def watch(self, watch):
         """Adds to a _core.Watch all that rebind() depends on."""
-        for _, _, value in self.bound:
+        for _, value in self.tensors():
             watch.tensor(held(value), True)
         self.owner._recipe.watch(watch, self.learners.values())
 
     def counts(self) -> list:
-        """The tensors that count the updates of each of the program's parameters."""
-        return [self.owner._recipe.count(parameter) for parameter in self.learners.values()]
+        """The tensors that count the updates of each parameter that the last step has updated."""
+        return [self.owner._recipe.count(self.learners[name]) for row, (_, names) in enumerate(self.rows) if self.session.used(row)
+                for name in names]
 
     def updates(self) -> int:
         """The number of updates of the first row that has parameters, by which the session counts."""
@@ -151,6 +182,9 @@ class StepProgram:
     def _rows_now(self):
         """The rows of the program's parameters, for a call of it. Quick calls of programs that have others now are dropped."""
         owner = self.owner
+        if owner._ranks.rows.rows is not None:
+            owner._ranks.check_counts(owner)
+            return owner._ranks.rows.rows, True
         rows = owner._recipe.rows_of(self.learners, owner._ranks.shards.is_divided)
         owner._calls = [call for call in owner._calls if owner._recipe.has_rows(call.program)]
         return rows
@@ -165,6 +199,7 @@ class StepProgram:
     def ended(self):
         """Counts a step that has come to its end."""
         owner = self.owner
+        owner._keep_scaler(self.session)
         owner.micro_steps += 1
         owner._recipe.end(self, owner.micro_steps, owner._window)
         for counter, count in self.counted:
@@ -229,6 +264,7 @@ class CapturedStep(StepProgram):
                                   "hand over a copy")
         session = self.session
         owner._recipe.begin(self, owner.micro_steps)
+        session.set_uses(owner._ranks.rows.used({name for name, value in self.learners.items() if id(value) in owner._window}))
         feeds = self.feeds_of(values)
         if self.random:  # after the draws, as a StepCall has it
             session.draw_next_by(int(SEED.random_()))
@@ -237,8 +273,8 @@ class CapturedStep(StepProgram):
             self.gpu.wait_for_torch()
         try:
             loss = session.step(feeds)
-        except ValueError:
-            owner._ranks.differed(self)
+        except Exception:
+            owner._ranks.failed(self)
             raise
         finally:
             owner._waits = session.suspended
@@ -315,6 +351,8 @@ class CapturedStep(StepProgram):
             self.open(model, bound)
         except NotImplementedError as error:
             raise StepRefused(f"the step cannot be one program:\n{error}") from None
+        except ValueError as error:  # StepRefused is none
+            raise NotOpened(str(error)) from None
         self.dtype = self.loss.meta["val"].dtype
 
     def _written(self, values, names):

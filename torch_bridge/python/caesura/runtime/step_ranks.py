@@ -14,11 +14,15 @@ from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
 from caesura.rewrites.dtensors import held, is_dtensor
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.rank_facts import facts_of, hash_of, rates_of
+from caesura.runtime.rank_rows import RankRows
 from caesura.runtime.step_shards import StepShards
 
 _TRIES = 4  # of one call whose ranks differ in what they cannot tell
 _MEETS = 1  # the first word of ranks that compare all their facts; a step's is 0
 _ALIKE = "Nothing has changed: make them alike and call again. A new step takes all values from rank 0"
+
+
+_OTHER_ROWS = "this needs calls that train the same parameters, with the same numbers of updates, on all ranks"
 
 
 class RanksDiffer(StepRefused, ValueError):
@@ -47,7 +51,9 @@ class StepRanks:
         # The tensors that the ranks have joined, by name; the group that did.
         self._taken, self._host = weakref.WeakValueDictionary(), None
         self._meetings = 0
-        self.shards = StepShards(ranks.shard)
+        self.shards, self.rows = StepShards(ranks.shard), RankRows()
+        self._wants_rows = False  # other ones than there are
+        self._has_failed = False  # a step, before its exchange
         self._options = {"mean_over": ranks.mean_over, "exchange_dtype": ranks.exchange_dtype, "bucket_bytes": ranks.bucket_bytes,
                          "broadcast_buffers": ranks.broadcast_buffers}
         self._has_parts = False
@@ -147,13 +153,19 @@ class StepRanks:
         step.micro_steps = int(max(calls)) // step.accumulation_steps * step.accumulation_steps
         self._group = self._host = group
         self._has_others, self._communicators, self._is_settled = group.size() > 1, {}, False
+        self.drop_rows(step)
 
     # --- what the ranks have in common ---
 
     def call(self, step, run):
         """Returns what run() does, on all ranks or on none: a rank that refuses the call tells the others."""
-        if not self._has_others or step._capturing:
+        if not self._has_others:
             return run()
+        if step._capturing:
+            try:
+                return run()
+            except Differs:
+                raise StepRefused(_OTHER_ROWS) from None
         for _ in range(_TRIES):
             if step._differing is not None or not self._is_settled:
                 self.meet(step)
@@ -161,8 +173,10 @@ class StepRanks:
                 return run()
             except Differs:
                 self._is_settled = False
-            except StepRefused as error:
-                self._tell(step, str(error))
+            except Exception as error:
+                if isinstance(error, StepRefused) or self._has_failed:
+                    self._has_failed = False
+                    self._tell(step, str(error))
                 raise
         raise StepRefused("the ranks' steps differ in each try, and they do not find in what")
 
@@ -175,11 +189,12 @@ class StepRanks:
         """
         device = step.optimizer.param_groups[0]["params"][0].device
         among = self._communicator(device, None if device == CPU else open_gpu(device)[0])
-        tensors, differing = self._shared(step), step._differing
-        step._differing, self._is_settled = None, False
+        tensors, differing, wants = self._shared(step), step._differing, self._wants_rows
+        step._differing, self._is_settled, self._wants_rows = None, False, False
         facts = [("the call", what), *rates_of(step), *self._facts(step, tensors)]
         not_taken, size = self._not_taken(tensors), _core.compared_words
-        words = [_MEETS, hash_of(facts), int(bool(not_taken)), int(differing is not None), int(bool(refused)), 0, 0]
+        words = [_MEETS, hash_of(facts), int(bool(not_taken)), int(differing is not None), int(bool(refused)), int(wants)]
+        words += [0] * (size - len(words))
         rows = [[0]]
         while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
             try:
@@ -187,33 +202,97 @@ class StepRanks:
             except RankFailure as error:
                 raise RankFailure(f"all ranks call {what}: {error}") from None
             rows = [all_words[at:at + size] for at in range(0, len(all_words), size)]
-        all_differed = all(row[3] for row in rows)
+        all_differed, all_want = all(row[3] for row in rows), any(row[5] for row in rows)
         if all_differed or any(row[1] != words[1] or row[4] for row in rows):
-            self._compare(among, facts, refused, differing if all_differed else None)
+            self._compare(among, facts, refused)
         if refused:
             return
         if any(row[2] for row in rows):
             missing = [[name for key, name in of_rank if key == "missing"]
                        for of_rank in among.gather_facts([("missing", name) for name in not_taken])]
             self._take(step, tensors, [name for name in tensors if any(name in names for names in missing)], self._host_group(), 0)
+        if (all_differed or all_want) and not self._lay(step, among, differing, all_want) and all_differed:
+            self._raise_differences(among.gather_facts(differing.session.step_facts()))
         self._meetings += 1
         step._calls = []  # their programs have the facts of before
         self._is_settled = True
 
-    def _compare(self, among, facts, refused, differing):
-        """Raises StepRefused if another rank has refused or has other facts. differing: the program whose step has differed, if
-        one has on all ranks."""
+    def _compare(self, among, facts, refused):
+        """Raises StepRefused if another rank has refused or has other facts."""
         by_rank = among.gather_facts([("", refused), *facts])
         told = [(rank, dict(of_rank)[""]) for rank, of_rank in enumerate(by_rank) if dict(of_rank)[""]]
         if refused:
             return
         if told:
             raise StepRefused(f"rank {told[0][0]} has refused this call, and nothing has changed: {told[0][1]}")
+        self._raise_differences(by_rank)
+
+    def _raise_differences(self, by_rank):
         differences = _core.rank_differences(by_rank)
-        if not differences and differing is not None:
-            differences = _core.rank_differences(among.gather_facts(differing.session.step_facts()))
         if differences:
             raise RanksDiffer(f"the ranks' steps differ: {differences}. {_ALIKE}")
+
+    # --- calls that use different parameters ---
+
+    def want_rows(self):
+        """Raises Differs, so that all ranks lay rows for all of their programs, where there are other ranks."""
+        if self._has_others:
+            self._wants_rows = True
+            raise Differs
+
+    def drop_rows(self, step):
+        """Forgets the rows that all ranks have laid, if there are any."""
+        if self.rows.drop():
+            step._recipe.forget_rows()
+            step._open_again()
+
+    def added_to(self, bound: dict, own: dict, step) -> dict:
+        """What a program holds besides, for other ranks' calls, by name. Raises Differs if the rows there are do not fit. bound: its
+        tensors; own: those that it trains."""
+        if not self._has_others:
+            return {}
+        self.rows.note(own)
+        if self.rows.rows is None:
+            return {}
+        if not self.rows.fit(own.keys()):
+            self.want_rows()
+        tensors = tensors_of_step(step.module, step.loss_fn, step.optimizer)
+        names = [*(name for _, row in self.rows.rows for name in row), *self.rows.statistics]
+        return {name: tensors[name] for name in names if name not in bound}
+
+    def take_statistics(self, session):
+        """Takes the running statistics that a session writes to. Raises Differs if the rows there are do not have them."""
+        if self._has_others and self._options["broadcast_buffers"] and not self.rows.take_statistics(session.statistics):
+            self.want_rows()
+
+    def check_counts(self, step):
+        """Raises Differs if parameters of a row have had other numbers of updates."""
+        group_of = self._groups(step)
+        if any(len(set(map(group_of, names))) > 1 for _, names in self.rows.rows):
+            self.want_rows()
+
+    def _groups(self, step):
+        """A function that gives of a parameter's name (number of its group, number of its updates), and None where none is trained."""
+        recipe, tensors = step._recipe, tensors_of_step(step.module, step.loss_fn, step.optimizer)
+        number_of = {of: number for number, ids in enumerate(recipe.members) for of in ids}
+
+        def group_of(name):
+            tensor = tensors.get(name)
+            if id(tensor) not in number_of:
+                return None
+            count = float(recipe.held_count(tensor, self.shards.is_divided)) if recipe.counts_matter else 0
+            return number_of[id(tensor)], count
+        return group_of
+
+    def _lay(self, step, among, differing, wanted) -> bool:
+        tensors = tensors_of_step(step.module, step.loss_fn, step.optimizer)
+        if not self.rows.lay(among, step._programs, differing, wanted, self._groups(step),
+                             lambda name: (tensors[name].nbytes, tensors[name].dtype), self._options["bucket_bytes"]):
+            return False
+        if self.shards.is_divided:
+            self.shards.take_whole(step.optimizer, torch.distributed.group.WORLD if self._group is None else self._group)
+        step._open_again()
+        return True
 
     def _tell(self, step, refused):
         try:
@@ -230,11 +309,12 @@ class StepRanks:
         tensors = self._shared(step)
         if self._not_taken(tensors):
             raise Differs
-        program.session.set_callers_facts(hash_of(self._facts(step, tensors)), step._recipe.update.keeps_count)
+        program.session.set_callers_facts(hash_of(self._facts(step, tensors)))
         program.meeting = self._meetings
 
-    def differed(self, program) -> None:
-        """Raises Differs if a step of the program has failed as the ranks' steps differ."""
+    def failed(self, program) -> None:
+        """Is told that a step of the program has failed. Raises Differs if it has as the ranks' steps differ."""
+        self._has_failed = program.session.failed_alone
         if program.session.ranks_differ:
             program.owner._differing = program
             raise Differs from None
@@ -263,18 +343,22 @@ class StepRanks:
     @torch.no_grad()
     def _take(self, step, tensors, names, group, root) -> None:
         """Takes these tensors, with the optimizer's state of each, and the number of calls from a rank of the group."""
-        optimizer = step.optimizer
+        optimizer, recipe = step.optimizer, step._recipe
         learners = {id(p) for g in optimizer.param_groups for p in g["params"]}
         own = {} if self.shards.is_divided else {
             name: {key: [str(value.dtype).removeprefix("torch."), list(value.shape)] if isinstance(value, torch.Tensor) else value
                    for key, value in optimizer.state.get(tensors[name], {}).items()}
             for name in names if id(tensors[name]) in learners and not is_dtensor(tensors[name])}
         try:
-            text = [json.dumps([step.micro_steps, own])]
+            counts = {name: float(recipe.held_count(tensors[name], self.shards.is_divided)) for name in names
+                      if id(tensors[name]) in recipe.trained}
+            text = [json.dumps([step.micro_steps, own, counts])]
             torch.distributed.broadcast_object_list(text, group=group, group_src=root)
-            step.micro_steps, states = json.loads(text[0])
+            step.micro_steps, states, counts = json.loads(text[0])
             for name in names:
                 _broadcast(tensors[name], group, root)
+            for name, count in counts.items():
+                recipe.take_count(tensors[name], count)
             for name, state in states.items():
                 parameter, found = tensors[name], {}
                 for key, value in state.items():
@@ -307,7 +391,7 @@ class StepRanks:
         """Returns what a session of the step is opened with. device: where the parameters are. gpu: the _core.Gpu of that device;
         None: the CPU."""
         return {"communicator": self._communicator(device, gpu) if self._has_others else None, "join_ranks": False,
-                **self.shards.arguments(), **self._options}
+                **self.shards.arguments(), **self._options, **self.rows.arguments()}
 
     def gather_state(self, step):
         """Puts the whole state into the optimizer, where this rank has parts of it."""

@@ -18,36 +18,41 @@ class StepShards:
 
     def arguments(self) -> dict:
         """Returns what a session of the step is opened with."""
-        return {"shard": self._shard, "shard_buckets": [bucket["members"] for bucket in self._buckets]}
+        return {"shard": self._shard, "buckets": self.members()}
+
+    def members(self) -> list:
+        """The names of each bucket's parameters."""
+        return [bucket["members"] for bucket in self._buckets]
+
+    def take_whole(self, optimizer, group):
+        """Gathers the state, and divides it in other buckets from then on."""
+        self.gather(optimizer, group)
+        self._buckets, self._parts = [], {}
 
     @property
     def is_divided(self) -> bool:
         """True if a rank has parts of the state only; False before the first session is opened."""
         return bool(self._buckets)
 
-    def refuse_others(self, rows, learners: dict):
-        """Refuses parameters that do not fit the state that is divided. rows: Recipe.rows_of() them; learners: they, by name."""
+    def refuse_others(self, learners: dict):
+        """Refuses tensors that come in place of others of their names, which the state that is divided is of."""
         for name, parameter in learners.items():
             if self._parameters.get(name, parameter) is not parameter:
                 raise StepRefused(f"'{name}' is another tensor than the one whose divided state (shard) the ranks have; make the step "
                                   "again")
-        place_of = {name: (group, row) for row, (group, names) in enumerate(rows) for name in names}
-        for members in (bucket["members"] for bucket in self._buckets):
-            first = place_of.get(members[0])
-            other = next((name for name in members if place_of.get(name) != first), None)
-            if other is None or first is None or other not in place_of:
-                continue  # the session refuses other names
-            apart = ("are in other groups of the optimizer, and with divided state (shard) they lie in one bucket, whose update has one "
-                     "rate; make the step again" if place_of[other][0] != first[0] else
-                     "have had other numbers of updates, and with divided state (shard) they lie in one bucket, whose update counts "
-                     "one; write shard=0")
-            raise StepRefused(f"'{members[0]}' and '{other}' {apart}")
+
+    def fit(self, rows) -> bool:
+        """True if the parameters of these rows (Recipe.rows_of) are those that are divided, and each bucket is of one row."""
+        row_of = {name: row for row, (_, names) in enumerate(rows) for name in names}
+        members = self.members()
+        return {name for names in members for name in names} == row_of.keys() and all(
+            len({row_of[name] for name in names}) == 1 for names in members)
 
     def bind(self, program, optimizer):
         """Has the program's session write to this rank's parts. They are taken from whole state, where the optimizer has some
         (load_state_dict() leaves it so), and what was taken is dropped there."""
         self._buckets = program.session.shards
-        self._parameters.update((name, value) for name, _, value in program.bound)
+        self._parameters.update(program.tensors())
         for bucket, state, part in self._each(program.session):
             key = state.removeprefix("optimizer.")
             for member, first, last, at in bucket["pieces"]:
