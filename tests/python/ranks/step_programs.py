@@ -3,6 +3,7 @@
 the gradients of all ranks. Each rank of a program makes both, and compares."""
 
 import contextlib
+import datetime
 import os
 import random
 import re
@@ -258,7 +259,7 @@ class Rank:
         try:
             self.begin_eager()
             last = p.saves_at if p.later_ranks else p.updates
-            step = self.phase(p.ranks, 0, last)
+            step = self.together(lambda: self.phase(p.ranks, 0, last))
             if p.later_ranks:
                 self.save(step, p.ranks)
                 self.phase(p.later_ranks, last, p.updates)
@@ -272,6 +273,21 @@ class Rank:
         finally:
             os.environ["CAESURA_PROGRAM_CACHE"] = "off"
         return self.counts
+
+    def together(self, phase):
+        """Runs the first phase. Ranks that join in the next one learn whether it came to one of LIMITS."""
+        step, refused = None, None
+        try:
+            step = phase()
+        except Refused as error:
+            refused = error
+        if self.program.later_ranks:
+            told = [str(refused or "")]
+            dist.broadcast_object_list(told, group=self.group_of(max(self.program.ranks, self.program.later_ranks)), group_src=0)
+            refused = refused or (Refused(told[0]) if told[0] else None)
+        if refused is not None:
+            raise refused
+        return step
 
     def phase(self, ranks, first, last):
         """Updates first to last on so many ranks; the others of the program only follow in eager."""
@@ -443,7 +459,7 @@ def run_programs(rank, seeds, path, folder):
     """Runs programs on the ranks of the default group, which stay: those of two ranks in pairs of them. What was counted goes to
     the file `path` of each rank, a line a program."""
     world = dist.get_world_size()
-    groups = {(first, n): dist.new_group(list(range(first, first + n)))
+    groups = {(first, n): dist.new_group(list(range(first, first + n)), timeout=datetime.timedelta(seconds=90))
               for first in range(0, world, 2) for n in range(2, world - first + 1)}
     for seed in seeds:
         size = ranks_of(seed)
