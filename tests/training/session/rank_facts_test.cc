@@ -93,6 +93,9 @@ TEST(RankFacts, RefusedStepsChangeNothing) {
   normalizes.options.step.loss = Loss::CrossEntropy("labels");
   normalizes.options.ranks.broadcast_buffers = false;
   ExpectRefusedWhole(normalizes.Clone(), 1);
+  RealModel early = normalizes.Clone();
+  early.options.step.commit = CommitMode::kEagerConsume;
+  ExpectRefusedWhole(early.Clone(), 1);
   // Micro-steps that exchange: the first one is compared, too.
   normalizes.options.ranks.shard = 2;
   normalizes.options.step.accumulation_steps = 2;
