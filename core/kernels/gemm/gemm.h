@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products inside kernels: C = alpha * A B + bias + addend, or C += alpha * A B, over
-// batches and with any strides. Large float32 and bfloat16 products go to oneDNN, all others
-// through a plain blocked loop. Sums of float32 over many terms are taken in blocks, whose sums are
-// then added: the error grows with the root of a block's length, not of all of it.
+// batches and with any strides. Large float32 and bfloat16 products go to oneDNN, but float32 on
+// AVX2 to gemm_blocks.h; all others through a plain blocked loop. Sums of float32 over many terms
+// are taken in blocks, whose sums are then added: the error grows with the root of a block's
+// length, not of all of it.
 #ifndef CAESURA_CORE_KERNELS_GEMM_GEMM_H_
 #define CAESURA_CORE_KERNELS_GEMM_GEMM_H_
 
 #include <vector>
 
 #include "core/kernels/gemm/dnnl_primitive.h"
-#include "core/kernels/kernel.h"
+#include "core/kernels/gemm/gemm_blocks.h"
 #include "core/kernels/gemm/gemm_spec.h"
+#include "core/kernels/kernel.h"
 
 namespace caesura {
 
@@ -33,10 +35,14 @@ class Gemm {
   Status MakeCalls(KernelInfo& info, int threads);
   Status RunPanels(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
                    const void* addend) const;
+  void RunBlocks(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
+                 const void* addend) const;
 
   GemmSpec spec_;
   int threads_ = 1;
   PlainFunction plain_ = nullptr;
+  GemmBlocks blocks_;   // unless blocks_.items is 0
+  size_t scratch_ = 0;  // of all threads, for the blocks
   // A part of the product: some rows, and some terms of their sums.
   struct Part {
     size_t call;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/kernels/gemm/gemm_target.h"
 #include "core/kernels/simd/float_tiles.h"
 
 namespace caesura {
@@ -33,54 +34,13 @@ inline void PackPanel(const float* b, MatrixStrides bs, int64_t depth, int64_t c
   }
 }
 
-// C, and what is added to it while a product is written.
-struct Target {
-  const GemmSpec& s;
-  bool add;  // to what C holds
-  float* c;
-  const float *bias, *addend;
-};
-
-// Completes a sum, or a vector of sums, for C at `place`.
-template <typename Sum, typename Add>
-inline void Finish(const Target& to, int64_t place, int64_t column, Sum& sum, Add add) {
-  if (to.s.alpha != 1) sum = static_cast<float>(to.s.alpha) * sum;
-  if (to.add) add(sum, to.c + place);
-  if (to.bias != nullptr) add(sum, to.bias + column);
-  if (to.addend != nullptr) add(sum, to.addend + place);
-}
-
-template <typename R>
-inline void WriteVector(const Target& to, int64_t place, int64_t column, typename R::Floats sum) {
-  Finish(to, place, column, sum,
-         [](typename R::Floats& total, const float* p) { total += R::AtLoose(p).floats; });
-  R::Store(to.c + place, sum);
-}
-
-// Writes [rows][columns] sums, rows of kPanel, to C from `row` and `column` on.
-template <typename R>
-inline void WriteBlock(const Target& to, const float* sums, int64_t row, int64_t rows,
-                       int64_t column, int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r, sums += kPanel) {
-    const int64_t first = (row + r) * to.s.c.row + column;
-    int64_t j = 0;
-    for (; j + R::kWidth <= columns; j += R::kWidth)
-      WriteVector<R>(to, first + j, column + j, R::AtLoose(sums + j).floats);
-    for (; j < columns; ++j) {
-      float sum = sums[j];
-      Finish(to, first + j, column + j, sum, [](float& total, const float* p) { total += *p; });
-      to.c[first + j] = sum;
-    }
-  }
-}
-
 // One panel of B under rows [first, last) of A, by as many rows at a time as are left. A(i, p) as
 // MultiplyBlock reads it.
 template <typename R, int kRows, bool kAcross>
-inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t column,
+inline void MultiplyPanel(const GemmTarget& to, int64_t first, int64_t last, int64_t column,
                           int64_t columns, const float* a, int64_t a_step, const float* b,
                           int64_t b_step, int64_t depth) {
-  // Asked once: Finish asks for each vector, which is 3% of a tiny network's whole step.
+  // Asked once: FinishSum asks for each vector, which is 3% of a tiny network's whole step.
   const bool plain = to.s.alpha == 1 && !to.add && to.bias == nullptr && to.addend == nullptr;
   for (; first + kRows <= last; first += kRows) {
     const float* rows = a + first * (kAcross ? 1 : a_step);
@@ -105,7 +65,7 @@ inline void MultiplyPanel(const Target& to, int64_t first, int64_t last, int64_t
       multiply([&](int r, int64_t j, const typename R::Floats& sum) {
         R::Store(sums + r * kPanel + j, sum);
       });
-      WriteBlock<R>(to, sums, first, kRows, column, columns);
+      WriteBlock<R>(to, sums, kPanel, first, kRows, column, columns);
     }
   }
   if constexpr (kRows > 1) {
@@ -123,7 +83,7 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
                             const float* b, float* c, const float* bias, const float* addend) {
   using Four = tiles::Registers<tiles::Vectors16>;
   alignas(64) float sums[kFewRows * kPanel];
-  const Target to{s, s.accumulate, c, bias, addend};
+  const GemmTarget to{s, s.accumulate, c, bias, addend};
   const int64_t whole = s.k / R::kWidth * R::kWidth;
   for (int64_t j0 = 0; j0 < s.n; j0 += kPanel) {
     const int64_t columns = std::min(kPanel, s.n - j0);
@@ -153,7 +113,7 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
         }
       }
     }
-    WriteBlock<R>(to, sums, first, last - first, j0, columns);
+    WriteBlock<R>(to, sums, kPanel, first, last - first, j0, columns);
   }
 }
 
@@ -176,8 +136,8 @@ inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const 
         right_step = kPanel;
       }
       const bool start = p == 0;
-      const Target to{s, s.accumulate || !start, c, start ? bias : nullptr,
-                      start ? addend : nullptr};
+      const GemmTarget to{s, s.accumulate || !start, c, start ? bias : nullptr,
+                          start ? addend : nullptr};
       const float* left = a + p * s.a.col;
       if (s.a.col == 1) {
         MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right,
