@@ -17,6 +17,12 @@ def scatter(kind, include_self):
     return lambda x: x[0, 0].scatter_reduce(0, INDEX, x[1, 0, :4, :5], kind, include_self=include_self)
 
 
+def scatter_rows(kind, columns):
+    """Rows 3, 0, 0 and 5 of 7: of all columns, or of some."""
+    index = torch.tensor([3, 0, 0, 5])[:, None]
+    return lambda x: x[0, 0].scatter_reduce(0, index.expand(-1, columns), x[1, 0, :4, :columns], kind, include_self=False)
+
+
 CALLS = {
     "unfold": lambda x: x.unfold(2, 3, 2), "unfold the last, a rest": lambda x: x.unfold(-1, 4, 3), "unfold a patch":
     lambda x: x.unfold(1, 2, 2).unfold(3, 2, 2), "unfold whole": lambda x: x.unfold(2, 7, 1),
@@ -40,7 +46,9 @@ CALLS = {
     "replication": lambda x: F.pad(x, (2, 1, 0, 3), mode="replicate"),
     "stable": lambda x: x.round().sort(dim=2, stable=True, descending=True).values * torch.arange(6),
 } | {f"scatter {kind}{'' if own else ' without'}": scatter(kind, own) for kind in ("sum", "mean", "prod", "amax", "amin")
-     for own in (True, False)}
+     for own in (True, False)} | {f"scatter rows {kind} {n}": scatter_rows(kind, n) for kind in ("sum", "mean", "amax") for n in (6, 4)
+     } | {"gather rows": lambda x: x[0, 0].gather(0, torch.tensor([[2], [0], [2]]).expand(3, 6)),
+          "gather rows of planes": lambda x: x[0].gather(-3, torch.tensor([2, 0, 2])[:, None, None].expand_as(x[0, :3]))}
 
 
 class Call(torch.nn.Module):
@@ -72,6 +80,24 @@ def test_as_eager(call):
     assert [given.item(), loss.item()] == pytest.approx([expected.item()] * 2, rel=1e-5, abs=1e-4)
     torch.testing.assert_close(wrapped.scale.grad, plain.scale.grad, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(plain.scale - trained.scale, plain.scale.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_indices_give_are_moved_as_rows(tmp_path):
+    import onnx
+
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x, index):
+            y = x.new_zeros(7, 6).scatter_add(0, index[:, None].expand_as(x), self.scale * x)
+            return y.gather(0, index[:, None].expand(-1, 6)).sum()
+
+    module, arguments = Rows(), (torch.randn(4, 6), torch.tensor([3, 0, 0, 5]))
+    caesura.compile_step(module, None, torch.optim.SGD(module.parameters())).export(tmp_path, *arguments)
+    ops = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert {"ScatterND", "Gather"} <= ops and not ops & {"ScatterElements", "GatherElements"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -113,7 +113,7 @@ class Tensor:
 @dataclass
 class Writer:
     """Collects the nodes of one graph. `origin` holds what results were made from: of Reshape the first tensor of a chain
-    and the last one, of Transpose the tensor and the permutation."""
+    and the last one, of Transpose the tensor and the permutation, of Expand the tensor."""
     nodes: list = field(default_factory=list)
     initializers: list = field(default_factory=list)
     stated: list = field(default_factory=list)  # results whose dtype and shape no schema gives

@@ -55,16 +55,32 @@ def sort_stable(w, node, x, stable, axis, descending):
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
 
 
+def _rows(w, x, axis, indices):
+    """The indices of whole rows of `x`, in one dim, where `indices` are those expanded along all axes but the first; or None.
+    Kernels of rows are many times faster than those of elements."""
+    kind, rows, _ = w.origin.get(indices.name, (None, None, None))
+    if kind != "Expand" or positive(axis, x.rank) != 0 or x.rank < 2 or not same_shape(indices.shape[1:], x.shape[1:]):
+        return None
+    if rows.rank != x.rank or not same_dim(rows.shape[0], indices.shape[0]) or any(not same_dim(d, 1) for d in rows.shape[1:]):
+        return None
+    return w.reshape(rows, rows.shape[:1])
+
+
 @register(aten.gather.default)
 def gather(w, node, x, axis, indices, sparse):
     if x.rank == 0 or indices.rank == 0:
         raise Refused("places in a scalar")
+    if (rows := _rows(w, x, axis, indices)) is not None:
+        return w.make("Gather", [x, rows], *result(node), axis=0)
     return w.make("GatherElements", [x, indices], *result(node), axis=axis)
 
 
 def _scatter(w, x, axis, indices, source, reduction=None):
     if x.rank == 0 or indices.rank == 0:
         raise Refused("places in a scalar")
+    if (rows := _rows(w, x, axis, indices)) is not None:
+        places = w.reshape(w.cast(rows, torch.int64), (*rows.shape, 1))
+        return w.make("ScatterND", [x, places, source], x.dtype, x.shape, reduction=reduction)
     return w.make("ScatterElements", [x, indices, source], x.dtype, x.shape, axis=axis, reduction=reduction)
 
 

@@ -96,8 +96,10 @@ def expand(w, node, x, size, implicit):
     dtype, shape = result(node)
     if len(shape) == x.rank and all(same_dim(a, b) for a, b in zip(shape, x.shape)):
         return x
-    return w.make("Expand", [x, w.ints([s if isinstance(s, int) else g if isinstance(g, Scalar) else s
+    made = w.make("Expand", [x, w.ints([s if isinstance(s, int) else g if isinstance(g, Scalar) else s
                                         for s, g in zip(shape, size)])], dtype, shape)
+    w.origin[made.name] = ("Expand", x, None)
+    return made
 
 
 # --- parts ---------------------------------------------------------------------------------------------------
