@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of activations, element by element, and of softmax, row by row. The formulas stand in
 // core/ops.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
 #include "core/base/status_macros.h"
 #include "core/ops/elementwise/binary_kernel.h"
@@ -148,14 +150,23 @@ void GradientOfRow(const T* dy, const T* y, T* dx, int64_t n) {
     dx[i] = Narrow<T>(Rule::template Result<A>(Widen(dy[i]), Widen(y[i]), sum));
 }
 
-// `columns` (at most kLanes) neighbouring rows of n elements, `stride` apart.
-template <typename Rule, typename T>
-void GradientOfColumns(const T* dy, const T* y, T* dx, int64_t n, int64_t stride, int64_t columns) {
+// Neighbouring rows of n elements that are `stride` apart, side by side. `columns` of at most
+// kRowColumns: a constant for most of them. Sums of runs are added up.
+constexpr int64_t kRowColumns = 64;
+
+template <typename Rule, typename T, typename Columns>
+void GradientOfColumns(const T* dy, const T* y, T* dx, int64_t n, int64_t stride, Columns columns) {
   using A = Accumulator<T>;
-  A sums[kLanes] = {};
-  for (int64_t k = 0; k < n * stride; k += stride) {
-    for (int64_t j = 0; j < columns; ++j)
-      sums[j] += Rule::template Term<A>(Widen(dy[k + j]), Widen(y[k + j]));
+  constexpr int64_t kTerms = 128;  // of a run
+  A sums[kRowColumns] = {}, run[kRowColumns];
+  for (int64_t first = 0; first < n; first += kTerms) {
+    std::fill_n(run, kRowColumns, A(0));
+    for (int64_t i = first; i < std::min(n, first + kTerms); ++i) {
+      const T *left = dy + i * stride, *right = y + i * stride;
+      for (int64_t j = 0; j < columns; ++j)
+        run[j] += Rule::template Term<A>(Widen(left[j]), Widen(right[j]));
+    }
+    for (int64_t j = 0; j < columns; ++j) sums[j] += run[j];
   }
   for (int64_t k = 0; k < n * stride; k += stride) {
 #pragma omp simd
@@ -170,8 +181,8 @@ void SetSoftmaxGradCompute(KernelInfo& info, int axis) {
   const Shape& shape = info.InputShape(0);
   const int64_t outer = shape.Elements(0, axis), n = shape[axis],
                 inner = shape.Elements(axis + 1, shape.rank());
-  const int64_t blocks = (inner + kLanes - 1) / kLanes;
-  const int64_t width = inner == 1 ? n : n * kLanes;
+  const int64_t blocks = (inner + kRowColumns - 1) / kRowColumns;
+  const int64_t width = n * std::min(inner, kRowColumns);
   info.SetOutput(0, kDTypeOf<T>, shape);
   info.SetCompute([=, threads = info.threads()](KernelContext& context) {
     const T* dy = context.Input<T>(0);
@@ -180,12 +191,17 @@ void SetSoftmaxGradCompute(KernelInfo& info, int axis) {
     const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, width));
     ParallelFor(threads, outer * blocks, grain, [&](int64_t first, int64_t last) {
       for (int64_t item = first; item < last; ++item) {
-        const int64_t column = item % blocks * kLanes, at = item / blocks * n * inner + column;
+        const int64_t column = item % blocks * kRowColumns, at = item / blocks * n * inner + column;
         if (inner == 1) {
           OnBestIsa([=] { GradientOfRow<Rule>(dy + at, y + at, dx + at, n); });
         } else {
-          const int64_t columns = std::min(kLanes, inner - column);
-          OnBestIsa([=] { GradientOfColumns<Rule>(dy + at, y + at, dx + at, n, inner, columns); });
+          const int64_t rest = std::min(kRowColumns, inner - column);
+          const auto multiply = [=](auto columns) {
+            OnBestIsa(
+                [=] { GradientOfColumns<Rule>(dy + at, y + at, dx + at, n, inner, columns); });
+          };
+          if (rest == kRowColumns) multiply(std::integral_constant<int64_t, kRowColumns>());
+          else multiply(rest);
         }
       }
     });

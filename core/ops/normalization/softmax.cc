@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax, LogSoftmax and Hardmax along one axis. oneDNN does what is strided or bfloat16, unless
-// it is small.
+// Softmax, LogSoftmax and Hardmax along one axis. oneDNN does bfloat16, unless it is small.
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -41,29 +41,104 @@ void HardmaxLine(const T* x, T* y, int64_t n, int64_t step) {
   for (int64_t i = 0; i < n; ++i) y[i * step] = T(i == best ? 1.0f : 0.0f);
 }
 
-// One line along the axis; neighbours are `step` apart: a constant 1 where the compiler shall make
-// vectors.
-template <Kind kind, typename T, typename Step>
-inline void NormalizeLine(const T* x, T* y, int64_t n, Step step) {
+// One line along the axis, whose elements lie together.
+template <Kind kind, typename T>
+inline void NormalizeLine(const T* x, T* y, int64_t n) {
   using Acc = Accumulator<T>;
-  auto at = [=](int64_t i) { return static_cast<Acc>(x[i * step]); };
+  auto at = [=](int64_t i) { return static_cast<Acc>(x[i]); };
   const Acc max = LaneMax<Acc>(n, at);  // a NaN anywhere makes the sum NaN
   const auto power = [=](int64_t i) { return math::Exp(at(i) - max); };
   if constexpr (kind == Kind::kLogSoftmax) {
     const Acc log_sum = std::log(LaneSum<Acc>(n, power));
 #pragma GCC ivdep  // y is x, or shares nothing with it
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(at(i) - max - log_sum);
+    for (int64_t i = 0; i < n; ++i) y[i] = T(at(i) - max - log_sum);
   } else if constexpr (std::is_same_v<T, Acc>) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i * step] = power(i);
-    const Acc scale = 1 / LaneSum<Acc>(n, [=](int64_t i) { return y[i * step]; });
-    for (int64_t i = 0; i < n; ++i) y[i * step] *= scale;
+    for (int64_t i = 0; i < n; ++i) y[i] = power(i);
+    const Acc scale = 1 / LaneSum<Acc>(n, [=](int64_t i) { return y[i]; });
+    for (int64_t i = 0; i < n; ++i) y[i] *= scale;
   } else {
     const Acc sum = LaneSum<Acc>(n, power);
     const Acc scale = 1 / sum;
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i * step] = T(power(i) * scale);
+    for (int64_t i = 0; i < n; ++i) y[i] = T(power(i) * scale);
   }
+}
+
+// Neighbouring lines, of n elements that are `stride` apart, side by side: vectors of lines.
+// `width` of at most kColumns: a constant for most of them. Sums of runs are added up, which keeps
+// long ones exact.
+constexpr int64_t kColumns = 64;
+
+template <Kind kind, typename T, typename Width>
+inline void NormalizeColumns(const T* x, T* y, int64_t n, int64_t stride, Width width) {
+  using Acc = Accumulator<T>;
+  constexpr int64_t kTerms = 128;  // of a run
+  Acc max[kColumns], sum[kColumns], run[kColumns];
+  for (int64_t j = 0; j < width; ++j) max[j] = static_cast<Acc>(x[j]);
+  for (int64_t i = 1; i < n; ++i) {
+    const T* from = x + i * stride;
+    for (int64_t j = 0; j < width; ++j) {
+      const Acc v = static_cast<Acc>(from[j]);
+      max[j] = v > max[j] ? v : max[j];
+    }
+  }
+  std::fill_n(sum, kColumns, Acc(0));
+  constexpr bool kKeeps = kind == Kind::kSoftmax && std::is_same_v<T, Acc>;  // the powers, in y
+  for (int64_t first = 0; first < n; first += kTerms) {
+    std::fill_n(run, kColumns, Acc(0));
+    for (int64_t i = first; i < std::min(n, first + kTerms); ++i) {
+      const T* from = x + i * stride;
+      [[maybe_unused]] T* to = y + i * stride;
+#pragma omp simd  // y is x, or shares nothing with it
+      for (int64_t j = 0; j < width; ++j) {
+        const Acc power = math::Exp(static_cast<Acc>(from[j]) - max[j]);
+        run[j] += power;
+        if constexpr (kKeeps) to[j] = power;
+      }
+    }
+    for (int64_t j = 0; j < width; ++j) sum[j] += run[j];
+  }
+  for (int64_t j = 0; j < width; ++j)
+    sum[j] = kind == Kind::kLogSoftmax ? math::Log(sum[j]) : 1 / sum[j];
+  for (int64_t i = 0; i < n; ++i) {
+    const T* from = x + i * stride;
+    T* to = y + i * stride;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) {
+      if constexpr (kKeeps) {
+        to[j] *= sum[j];
+      } else {
+        const Acc shifted = static_cast<Acc>(from[j]) - max[j];
+        to[j] = T(kind == Kind::kLogSoftmax ? shifted - sum[j] : math::Exp(shifted) * sum[j]);
+      }
+    }
+  }
+}
+
+template <Kind kind, typename T>
+void SetColumns(KernelInfo& info, AxisView view) {
+  const int64_t blocks = (view.inner + kColumns - 1) / kColumns;
+  const int64_t cost = 16 * view.count * std::min(view.inner, kColumns);
+  info.SetCompute([=, threads = info.threads()](KernelContext& context) {
+    const T* x = context.Input<T>(0);
+    T* y = context.Output<T>(0);
+    ParallelFor(threads, view.outer * blocks, 1 + kParallelGrain / cost,
+                [=](int64_t first, int64_t last) {
+                  OnBestIsa([&] {
+                    for (int64_t block = first; block < last; ++block) {
+                      const int64_t column = block % blocks * kColumns,
+                                    at = block / blocks * view.count * view.inner + column,
+                                    width = std::min(kColumns, view.inner - column);
+                      const auto normalize = [&](auto columns) {
+                        NormalizeColumns<kind>(x + at, y + at, view.count, view.inner, columns);
+                      };
+                      if (width == kColumns) normalize(std::integral_constant<int64_t, kColumns>());
+                      else normalize(width);
+                    }
+                  });
+                });
+  });
 }
 
 template <Kind kind, typename T>
@@ -85,15 +160,9 @@ void SetPlain(KernelInfo& info, AxisView view) {
           };
           if constexpr (kind == Kind::kHardmax) {
             lines([=](const T* from, T* to) { HardmaxLine(from, to, view.count, view.inner); });
-          } else if (view.inner == 1) {
-            constexpr std::integral_constant<int64_t, 1> kStep;
-            OnBestIsa([&] {
-              lines(
-                  [=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count, kStep); });
-            });
           } else {
-            lines([=](const T* from, T* to) {
-              NormalizeLine<kind>(from, to, view.count, view.inner);
+            OnBestIsa([&] {
+              lines([=](const T* from, T* to) { NormalizeLine<kind>(from, to, view.count); });
             });
           }
         });
@@ -112,9 +181,7 @@ Status Create(KernelInfo& info) {
     info.SetCompute([](KernelContext&) {});
     return {};
   }
-  const bool dnnl_is_faster =
-      (dtype == DType::kFloat32 && view.inner > 1) || dtype == DType::kBFloat16;
-  if (kind != Kind::kHardmax && dnnl_is_faster && shape.elements() >= kSmallSoftmax) {
+  if (kind != Kind::kHardmax && dtype == DType::kBFloat16 && shape.elements() >= kSmallSoftmax) {
     DnnlTensor tensor{dtype, {view.outer, view.count}, {}};
     if (view.inner > 1) tensor.dims.push_back(view.inner);
     const int threads = DnnlThreads(info.threads(), 8 * shape.elements());
@@ -127,7 +194,11 @@ Status Create(KernelInfo& info) {
     }
     if (call.status().code() != StatusCode::kDeclined) return call.status();
   }
-  DispatchFloat(dtype, [&](auto tag) { SetPlain<kind, typename decltype(tag)::type>(info, view); });
+  DispatchFloat(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (kind != Kind::kHardmax && view.inner > 1) SetColumns<kind, T>(info, view);
+    else SetPlain<kind, T>(info, view);
+  });
   return {};
 }
 
