@@ -35,8 +35,6 @@ class RunCollectives {
   void Compare(std::span<const int64_t> words, std::span<const int64_t> uses, bool at_once);
   // The run begins.
   Status Begin();
-  // True if words are, or were, on the way to the other ranks.
-  bool has_begun() const { return words_.empty() || comparison_ != nullptr; }
   // True if the run has ended as words differ.
   bool differs() const { return differs_; }
   // After the comparison: whether any rank uses the row; true below 0.

@@ -313,7 +313,7 @@ void RankGroup::EndStep(RunResult& result) {
     return;
   }
   if (result.refused_feeds()) return;  // the others wait for better ones
-  if (!collectives->has_begun() && result.status.code() != StatusCode::kRankFailure) {
+  if (!result.has_begun && result.status.code() != StatusCode::kRankFailure) {
     failed_alone_ = true;
     if (options_.ranks.join) TellOthers(result.status);
     return;

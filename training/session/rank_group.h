@@ -71,7 +71,7 @@ class RankGroup {
   // True if the last step has failed as the ranks' steps differ. It has changed nothing, and the
   // communicator is of use.
   bool differs() const { return differs_; }
-  // True if the last step has failed here before it exchanged anything, not for its feeds: of a
+  // True if the last step has failed here before its first node, not for its feeds: of a
   // session without `join` the caller has to tell the other ranks, which wait.
   bool failed_alone() const { return failed_alone_; }
   // The facts of the last step, for a caller that tells what differs: `call` by its name, how the
