@@ -213,7 +213,7 @@ TEST(RankGroupTest, AStepThatOthersHaveDoneIsLost) {
     ASSERT_TRUE(parts.ranks.BeginStep(run, true, {}).ok());
     ASSERT_TRUE(run.collectives->Agree().ok());
     run.collectives.reset();
-    RunResult ended{.status = c.rank() == 0 ? OutOfMemory("planted") : Status()};
+    RunResult ended{.status = c.rank() == 0 ? OutOfMemory("planted") : Status(), .has_begun = true};
     parts.ranks.EndStep(ended);
     EXPECT_EQ(parts.parameters.lost().has_value(), c.rank() == 0);
   });

@@ -268,6 +268,7 @@ class Suspendable(_core.StepCalls):
         if (program.rows, program.has_offsets) != rows:
             program.open(program.forward, program.bound, rows)
         properties: dict[str, int | float | str] = program.session.restore(os.fspath(path))
+        self._ranks.shards.agree()
         self._keep_scaler(program.session)
         del properties[_FACTS]
         self._calls, self._waits = [], program.session.suspended

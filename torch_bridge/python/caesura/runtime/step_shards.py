@@ -15,6 +15,8 @@ class StepShards:
     def __init__(self, shard):
         self._shard = shard
         self._buckets, self._parts, self._parameters = [], {}, {}
+        # Before the first update the ranks' buckets may differ. Whole state that parts were taken from is kept until then.
+        self._is_agreed, self._kept = False, {}
 
     def arguments(self) -> dict:
         """Returns what a session of the step is opened with."""
@@ -27,7 +29,11 @@ class StepShards:
     def take_whole(self, optimizer, group):
         """Gathers the state, and divides it in other buckets from then on."""
         self.gather(optimizer, group)
-        self._buckets, self._parts = [], {}
+        self._buckets, self._parts, self._is_agreed = [], {}, False
+
+    def agree(self):
+        """Is told that the ranks have the same buckets."""
+        self._is_agreed, self._kept = True, {}
 
     @property
     def is_divided(self) -> bool:
@@ -63,13 +69,15 @@ class StepShards:
                 if whole.shape != parameter.shape:
                     raise ValueError(f"the optimizer's {key} is {list(whole.shape)}, its parameter {list(parameter.shape)}")
                 part[at:at + last - first] = whole.detach().reshape(-1)[first:last]
-            for member in bucket["members"]:
-                optimizer.state.get(self._parameters[member], {}).pop(key, None)
+            for parameter in map(self._parameters.get, bucket["members"]):
+                whole = optimizer.state.get(parameter, {}).pop(key, None)
+                if whole is not None:
+                    self._kept[parameter, key] = whole
             program.session.bind_parameter(f"{state}.{bucket['name']}", part)
 
     def gather(self, optimizer, group):
         """Puts the whole state into the optimizer; all ranks of the group call it."""
-        for bucket, state, part in self._each(None):
+        for bucket, state, part in self._each(None) if self._is_agreed else ():
             parts = [torch.empty_like(part) for _ in range(group.size())]
             torch.distributed.all_gather(parts, part, group=group)
             block = torch.cat(parts)
@@ -77,6 +85,9 @@ class StepShards:
                 parameter = self._parameters[name]
                 values = block[offset:offset + parameter.numel()]
                 optimizer.state[parameter][state.removeprefix("optimizer.")] = values.view(parameter.shape).clone()
+        for (parameter, key), whole in self._kept.items():
+            optimizer.state[parameter][key] = whole
+        self._kept = {}
 
     def _each(self, session):
         """(bucket, state, this rank's part of it) of all; a part that is new is what the session begins with."""
