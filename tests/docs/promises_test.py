@@ -11,6 +11,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 RANKS, FRONTENDS = "tests/python/ranks", "tests/python/frontends"
 INTEGRATIONS = "tests/python/integrations/integrations_test.py"
 STEP, AGREE, DIFFER = f"{RANKS}/step_ranks_test.py", f"{RANKS}/rank_agreement_test.py", f"{RANKS}/rank_differences_test.py"
+USES = f"{RANKS}/rank_uses_test.py"
 PARALLEL, DDP, MPI = f"{RANKS}/parallel_step_test.py", f"{RANKS}/ranks_test.py", "tests/training/command/mpirun_test.py"
 CUDA, NORMS = "tests/python/cuda/cuda_ranks_test.py", "tests/python/capture/sync_batch_norm_test.py"
 WRAP, CALLS, FUSE = f"{FRONTENDS}/wrap_test.py", f"{FRONTENDS}/wrap_calls_test.py", f"{FRONTENDS}/fuse_test.py"
@@ -41,6 +42,14 @@ PROMISES = {
         ("**Dropout** draws other masks on each rank", f"{STEP}::masks"),
         ("**Heads that take turns and parts that are thawed later** train", f"{DIFFER}::counts"),
         ("**Sizes that depend on values**", f"{DIFFER}::sizes_of_values"),
+        ("[Ranks may take other heads](#calls-that-use-other-parameters) in one call", f"{USES}::plain"),
+        ("What one rank does not use is zero in the mean", f"{USES}::plain"),
+        ("What no rank uses in an update stays as it is, with its optimizer state and its count", f"{USES}::plain"),
+        ("Where updates accumulate, what any micro-step uses counts", f"{USES}::accumulation"),
+        ("Clipping goes by the norm of the gradients that are used", f"{USES}::options"),
+        ("This holds with `shard`, too", f"{USES}::shards"),
+        ("a bucket that no rank uses is not exchanged", "RankUses.WhatNoRankUsesStaysWithItsState"),
+        ("Running statistics that only some programs write to are rank 0's", f"{USES}::norms"),
         ("Ranks may have **other sequence lengths**", f"{DIFFER}::second_step"),
         ("The gradient is the mean over ranks, whatever the number of tokens of each", "RankPrograms.DoWhatOneProcessDoesOrAreRefused"),
         ("all ranks take the tensors of rank 0: parameters, frozen ones, buffers", f"{AGREE}::frozen"),

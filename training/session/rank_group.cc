@@ -271,8 +271,8 @@ Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const dou
                            static_cast<int64_t>(step_hash_),
                            static_cast<int64_t>(callers_facts_),
                            static_cast<int64_t>(rates.value()),
-                            progress_.updates,
-                            static_cast<int64_t>(micro_steps.value()),
+                           progress_.updates,
+                           static_cast<int64_t>(micro_steps.value()),
                            static_cast<int64_t>(HashOfSample())};
   static_assert(std::size(words) == kAlikeWords);
   collectives_->Compare(words, uses_, is_update);

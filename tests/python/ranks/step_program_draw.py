@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-# Ranks that take other heads in one call: "refused" by name, or "trained" as DDP(find_unused_parameters=True) does.
-HEADS_BY_RANK = ("refused", "trained")
 # Calls that are refused by name so far, by what the program has.
-LIMITS = (("by_rank", "the gradients that a step exchanges is"),
-          ("splits_rows", "step_offset of group"),
+LIMITS = (("splits_rows", "step_offset of group"),
           ("accumulates_parts", "get gradients by turns"),
           ("divides_parts", "divided state|train the same parameters"))
 WIDTH, CLASSES = 8, 4
@@ -121,10 +118,9 @@ class StepProgram:
     def has(self, limit):
         """Whether the program may come to this of LIMITS."""
         parts = self.tasks != "one" or self.thaws_at > 0 or self.grows
-        by_rank = self.tasks == "by rank" and "refused" in HEADS_BY_RANK
         # A refused call has split one rank's rows of parameters that have had as many updates.
-        splits = self.optimizer in ("AdamW", "Adam", "Adagrad") and (by_rank or self.spoil == "frozen")
-        return {"by_rank": by_rank, "splits_rows": splits, "accumulates_parts": self.accumulation_steps > 1 and parts,
+        splits = self.optimizer in ("AdamW", "Adam", "Adagrad") and self.spoil == "frozen"
+        return {"splits_rows": splits, "accumulates_parts": self.accumulation_steps > 1 and parts,
                 "divides_parts": self.shard > 0 and parts}[limit]
 
 

@@ -38,8 +38,7 @@ class Rank:
     def __init__(self, program, rank, group_of, folder):
         self.program, self.rank, self.group_of, self.folder = program, rank, group_of, folder
         self.joining = set()  # the names of parameters that come with this update
-        self.alike = set()  # updates in which all ranks take one head, as others were refused
-        self.counts = dict.fromkeys(("updates", "refusals", "made", "restored", "from disk", "heads refused"), 0)
+        self.counts = dict.fromkeys(("updates", "refusals", "made", "restored", "from disk"), 0)
 
     # --- what is given ---
     def net(self, seed):
@@ -64,7 +63,7 @@ class Rank:
         if p.over_tokens:
             targets[1:][torch.rand(rows - 1, generator=random_of) > 0.7] = -100
         task = "a"
-        if p.tasks != "one" and update not in self.alike:
+        if p.tasks != "one":
             task = random.Random(f"{p.seed} {update} {rank if p.tasks == 'by rank' else ''}").choice("ab")
         return x, mask, task, targets
 
@@ -170,7 +169,9 @@ class Rank:
         if step.micro_steps == 0:
             return
         before.update({name: t for name, t in self.values(step).items() if name in self.joining})
-        changed = [name for name, t in self.values(step).items() if not torch.equal(t, before.get(name, torch.zeros_like(t)))]
+        new = "exp_avg", "sum of", "momentum_buffer of", "square_avg of"  # of divided state that was gathered for other buckets
+        changed = [name for name, t in self.values(step).items() if not torch.equal(t, before.get(name, torch.zeros_like(t)))
+                   and not (self.program.shard and name not in before and name.startswith(new))]
         if changed:
             raise Wrong(f"a refused call has changed {changed}")
 
@@ -197,8 +198,10 @@ class Rank:
         key = "momentum" if "momentum" in group and group["momentum"] else "weight_decay"
         state = next((k for k, v in step.optimizer.state.get(value, {}).items() if isinstance(v, torch.Tensor) and v.dim()), None)
         with contextlib.ExitStack() as mend:
-            words = {"lr": "lr", "decay": key, "eval": "in evaluation", "value": f"the hash of the values of '{name}'",
-                     "state": f"the hash of the values of 'optimizer.{state}.{name}'", "hook": "hook",
+            values = "the hash of the values of '"  # of another head where ranks take heads of their own
+            words = {"lr": "lr", "decay": key, "eval": "in evaluation",
+                     "value": values if p.tasks == "by rank" else f"{values}{name}'",
+                     "state": values if p.tasks == "by rank" else f"{values}optimizer.{state}.{name}'", "hook": "hook",
                      "frozen": "requires_grad="}.get(p.spoil)
             if (p.spoil == "eval" and "batch" not in p.parts) or (p.spoil == "frozen" and (p.accumulation_steps > 1 or p.shard)):
                 return  # no program tells the modes apart; the rank refuses by itself
@@ -268,7 +271,6 @@ class Rank:
                 self.counts["restored"] += 1
             elif p.uses_disk:  # once more, with the programs that the disk has
                 torch._dynamo.reset()
-                self.alike.clear()
                 self.begin_eager()
                 step = self.phase(p.ranks, 0, p.updates)
                 self.counts["from disk"] += sum(not program.is_captured for program in step._programs)
@@ -333,14 +335,7 @@ class Rank:
             is_last = m + 1 == p.accumulation_steps
             if p.spoil and first == 0 and update == p.spoiled_at and is_last:
                 self.spoil(step, args, targets)
-            try:
-                loss = self.call(step, *args, targets)
-            except Refused:
-                if p.tasks != "by rank" or p.accumulation_steps > 1 or p.shard:
-                    raise
-                self.alike.add(update)
-                self.counts["heads refused"] += 1
-                loss = self.call(step, *self.batch(update, m, self.rank))
+            loss = self.call(step, *args, targets)
         self.counts["updates"] += 1
         return float(loss)
 
@@ -403,7 +398,10 @@ class Rank:
         p = self.program
         if p.precision == "bf16":
             return {"rtol": 0.1, "atol": 0.05}  # of products rounded to 8 bits
-        return {"rtol": 2e-2, "atol": 1e-2} if "exchange_dtype" in p.ranks_options else {"rtol": 1e-4, "atol": 2e-5}
+        if "exchange_dtype" in p.ranks_options:
+            return {"rtol": 2e-2, "atol": 1e-2}
+        # A batch norm divides roundings by small deviations.
+        return {"rtol": 1e-4, "atol": 2e-4 if "batch" in p.parts else 2e-5}
 
     def compare(self, step, ranks, update, told, want):
         p = self.program

@@ -18,7 +18,7 @@ from step_programs import ranks_of, run_programs  # noqa: E402
 from caesura import torch_kernels  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch_kernels.built(), reason="libcaesura_torch was not built")
-SHORT = (23, 27, 45, 59, 71)  # of two ranks: heads, thawing, shards, tokens, checkpoints, the disk, refusals
+SHORT = (0, 23, 27, 45, 59, 71)  # of two ranks: heads by rank, thawing, shards, tokens, checkpoints, the disk, refusals
 
 
 def test_ranks_do_what_one_process_does_or_are_refused(tmp_path, monkeypatch):

@@ -359,6 +359,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             loss = self._quick(args, kwargs) if key is not None and self._recall(key, args, kwargs) else None
             if loss is not None:
                 self._detours.add(UNLIKE, len(self._programs) > before, self.micro_steps)
+                self._ranks.ended(self)
                 return loss
             if self._differing is not None:
                 if not self._differing.session.failed_alone:
@@ -370,6 +371,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             if not self._capturing:
                 with self._detours.after(UNLIKE, len(self._programs) > before, self.micro_steps):
                     self._quicken(ran, args, kwargs, key)
+                self._ranks.ended(self)
             return ran
         finally:
             self._inputs = self._ran = None

@@ -201,8 +201,6 @@ class StepProgram:
         owner = self.owner
         owner._keep_scaler(self.session)
         owner.micro_steps += 1
-        if owner.micro_steps % owner.accumulation_steps == 0:
-            owner._ranks.shards.agree()
         owner._recipe.end(self, owner.micro_steps, owner._window)
         for counter, count in self.counted:
             counter.add_(count)

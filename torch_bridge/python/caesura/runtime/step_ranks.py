@@ -312,6 +312,14 @@ class StepRanks:
         program.session.set_callers_facts(hash_of(self._facts(step, tensors)))
         program.meeting = self._meetings
 
+    def ended(self, step) -> None:
+        """Is told that a call that was not quick has ended. None is quick before the first update with divided state."""
+        if self.shards.is_divided and not self.shards.is_agreed:
+            if step.micro_steps % step.accumulation_steps:
+                step._calls = []
+            else:
+                self.shards.agree()
+
     def failed(self, program) -> None:
         """Is told that a step of the program has failed. Raises Differs if it has as the ranks' steps differ."""
         self._has_failed = program.session.failed_alone

@@ -16,7 +16,7 @@ class StepShards:
         self._shard = shard
         self._buckets, self._parts, self._parameters = [], {}, {}
         # Before the first update the ranks' buckets may differ. Whole state that parts were taken from is kept until then.
-        self._is_agreed, self._kept = False, {}
+        self.is_agreed, self._kept = False, {}
 
     def arguments(self) -> dict:
         """Returns what a session of the step is opened with."""
@@ -29,11 +29,11 @@ class StepShards:
     def take_whole(self, optimizer, group):
         """Gathers the state, and divides it in other buckets from then on."""
         self.gather(optimizer, group)
-        self._buckets, self._parts, self._is_agreed = [], {}, False
+        self._buckets, self._parts, self.is_agreed = [], {}, False
 
     def agree(self):
         """Is told that the ranks have the same buckets."""
-        self._is_agreed, self._kept = True, {}
+        self.is_agreed, self._kept = True, {}
 
     @property
     def is_divided(self) -> bool:
@@ -77,7 +77,7 @@ class StepShards:
 
     def gather(self, optimizer, group):
         """Puts the whole state into the optimizer; all ranks of the group call it."""
-        for bucket, state, part in self._each(None) if self._is_agreed else ():
+        for bucket, state, part in self._each(None) if self.is_agreed else ():
             parts = [torch.empty_like(part) for _ in range(group.size())]
             torch.distributed.all_gather(parts, part, group=group)
             block = torch.cat(parts)
