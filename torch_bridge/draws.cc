@@ -14,7 +14,7 @@
 namespace caesura::torch {
 namespace {
 
-// What draws into a new tensor of `like`'s sizes, dense in the order of its dims.
+// Draws into a new tensor of `like`'s sizes, dense in the order of its dims.
 using Draw = void (*)(MersenneTwister& twister, double first, double second, at::Tensor& y);
 
 // Draws from the generator; false, with nothing drawn, where its state is none that we know.

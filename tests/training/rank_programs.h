@@ -37,7 +37,7 @@ class Draws {
   std::mt19937_64 random_;
 };
 
-// What one process does that is right.
+// One process does this, which is right.
 enum class Reference {
   kJoined,   // one step with the rows of all ranks and micro-steps in one batch
   kOrdered,  // each logical shard, in turn; the same bits

@@ -182,7 +182,7 @@ class RankProgramRun {
     return problems_.empty();
   }
 
-  // What differs then, in the words of the refusal; empty: nothing may be spoiled.
+  // The difference in the words of the refusal; empty: nothing may be spoiled.
   std::string SpoilModel(RealModel& real) const {
     TrainingOptions& options = real.options;
     StepOptions& step = options.step;

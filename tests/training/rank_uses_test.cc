@@ -53,7 +53,7 @@ std::map<std::string, Tensor> TensorsOf(const TrainingSession& session) {
   return out;
 }
 
-// What one rank alone makes of the parameter with half the rate.
+// One rank alone makes this of the parameter, with half the rate.
 std::vector<float> HalfStep(const std::string& head, uint32_t seed, const std::string& name) {
   RealModel real = ModelOf(head);
   real.options.step.optimizer = Sgd{.learning_rate = 0.05};

@@ -77,7 +77,7 @@ class Changes {
   std::unordered_map<PyObject*, uint64_t> counts_;
 };
 
-// Of a class and its bases.
+// Counts changes of a class and its bases.
 Changes& ClassChanges() {
   static auto* changes = new Changes(
       "PyType_AddWatcher", "PyType_Watch", +[](PyObject* type) {
@@ -87,7 +87,7 @@ Changes& ClassChanges() {
   return *changes;
 }
 
-// Of a dict's keys, values and order.
+// Counts changes of a dict: keys, values and order.
 Changes& DictChanges() {
   static auto* changes = new Changes(
       "PyDict_AddWatcher", "PyDict_Watch",
