@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where; wheels take the component "wheel".
+# Names the files that `cmake --install` puts in place, and where. Wheels take the component "wheel".
 include(CMakePackageConfigHelpers)
 
 # The headers and the files of find_package(caesura), which are in a wheel, too.

@@ -60,7 +60,7 @@ check_wheel() (
   cd "$folder"
   run() { printf '\n$ %s\n' "$*" >&2; "$@"; }
   quick_start() { run python "$sources/tests/docs/quick_start.py" "$1"; }
-  # The C++ project in FOLDER, against the wheel alone: build FOLDER TARGET...
+  # build FOLDER TARGET...: builds the C++ project in FOLDER against the wheel alone.
   build() {
     local project=$1; shift
     run cmake -S "$sources/$project" -B "$project" -G Ninja -DCMAKE_BUILD_TYPE=Release \

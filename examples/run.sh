@@ -20,7 +20,7 @@ for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_r
 folder=build/examples
 mkdir -p "$folder"
 # Both train before the command and the bridge are compiled, which is a fifth of all compiling.
-echo "compiling the library and two examples: 15 to 30 minutes of CPU time the first time, shared by $(nproc) cores"
+echo "compiling the library and two examples: 20 to 35 minutes of CPU time the first time, shared by $(nproc) cores"
 cmake --build build --target train_digits train_chargpt
 echo "exporting the models from PyTorch"
 [[ -f $folder/digits.onnx ]] || python examples/digits/export_digits.py "$folder" >"$folder/export.log" 2>&1

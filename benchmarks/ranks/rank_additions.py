@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks add to a step, beside what DistributedDataParallel (DDP) adds to eager's.
+"""Measures what two ranks add to a step, beside what DistributedDataParallel (DDP) adds to eager's.
 
     python benchmarks/ranks/rank_additions.py --rounds 20
 

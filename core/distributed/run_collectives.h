@@ -37,10 +37,12 @@ class RunCollectives {
   Status Begin();
   // True if the run has ended as words differ.
   bool differs() const { return differs_; }
-  // After the comparison: whether any rank uses the row; true below 0.
+  // After the comparison: true if any rank uses the row, or if the run has told of no such row
+  // (models come from files: they may name any number).
   bool used(int64_t row) const {
     constexpr int64_t kBits = 64;
-    return row < 0 || ((uses_[row / kBits] >> (row % kBits)) & 1) != 0;
+    const bool told = row >= 0 && row / kBits < static_cast<int64_t>(uses_.size());
+    return !told || ((uses_[row / kBits] >> (row % kBits)) & 1) != 0;
   }
 
   int rank() const { return communicator_.rank(); }

@@ -49,8 +49,9 @@ struct Progress {
   double loss_scale = 1;    // that those are multiplied by
   std::optional<GradScaler> scaler;  // of all programs, once one has run
   bool waits = false;                // a call was suspended: no other begins before it has ended
-  // The program of a call that has done nothing, as the ranks' calls differ or it has failed here
-  // alone: they compare more before the next one. None: they do not.
+  // The program of a call that has done nothing, because the ranks' calls differ or this one has
+  // failed here alone. The ranks then compare more before the next call. None: there is no such
+  // call.
   nb::object differing = nb::none();
 };
 

@@ -58,7 +58,7 @@ def _adafactor(net):
 
 
 def _loss_of_all(net, calls, tokens):
-    """What one process has for the batches of all ranks. calls: (inputs, tasks, targets) of each rank."""
+    """Returns the loss that one process has for the batches of all ranks. calls: (inputs, tasks, targets) of each rank."""
     losses = []
     for rank, (x, tasks, y) in enumerate(calls):
         buffers = {} if rank == 0 else {name: buffer.clone() for name, buffer in net.named_buffers()}  # those of rank 0 count
@@ -139,7 +139,7 @@ def shards(rank):
 
 
 def accumulation(rank):
-    """What a rank uses in any micro-step of an update counts."""
+    """A parameter counts as used if any micro-step of an update uses it."""
     updates = ("a|a a|a", "a|b b|b", "a|a b|b", "a|a a|a", "a|a b|c", "c|a a|c", "a|a a|a")
     for shard in (0, 1):
         _train(rank, _adamw, updates, accumulation_steps=2, clip_norm=0.3, shard=shard)

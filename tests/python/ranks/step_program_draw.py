@@ -116,7 +116,7 @@ class StepProgram:
         return self.grows_at > 0 and not self.later_ranks
 
     def has(self, limit):
-        """Whether the program may come to this of LIMITS."""
+        """Returns True if the program may come to this one of LIMITS."""
         parts = self.tasks != "one" or self.thaws_at > 0 or self.grows
         # A refused call has split one rank's rows of parameters that have had as many updates.
         splits = self.optimizer in ("AdamW", "Adam", "Adagrad") and self.spoil == "frozen"

@@ -169,7 +169,7 @@ class Rank:
         if step.micro_steps == 0:
             return
         before.update({name: t for name, t in self.values(step).items() if name in self.joining})
-        # Of divided state that was gathered for other buckets.
+        # These are names of divided state, which is gathered where other buckets are laid.
         new = "exp_avg", "max_exp_avg_sq", "sum of", "momentum_buffer of", "square_avg of"
         changed = [name for name, t in self.values(step).items() if not torch.equal(t, before.get(name, torch.zeros_like(t)))
                    and not (self.program.shard and name not in before and name.startswith(new))]

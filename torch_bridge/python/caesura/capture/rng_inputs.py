@@ -4,6 +4,8 @@
 PyTorch draws them before each step, in the forward's order and from its own generator, as in eager.
 """
 
+import functools
+
 import sympy
 import torch
 from torch.fx import map_arg
@@ -22,6 +24,7 @@ DRAWS = {
 }
 
 
+@functools.cache
 def drawer(target):
     """Our operator that draws as `target` does, faster, where there is one and the library for this PyTorch; else `target`."""
     name = {aten.bernoulli.p: "bernoulli", aten.uniform.default: "uniform"}.get(target)

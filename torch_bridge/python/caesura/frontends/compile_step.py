@@ -315,8 +315,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             drop_meshes(module, example_inputs)
             kept = take_dropouts_apart(module.graph) if self.masks == "pytorch" else []
             if kept:
-                raise StepRefused("the step cannot be one program:\n  the sizes of a dropout depend on values, so that masks='pytorch' "
-                                  f"cannot be drawn before the step (at {describe(kept[0])})")
+                raise StepRefused("the step cannot be one program:\n  the sizes of a dropout depend on values, or no call before it has "
+                                  f"them as numbers, so that masks='pytorch' cannot be drawn before the step (at {describe(kept[0])})")
             left = lay_arguments(module.graph, past_views=False)
             if left:
                 raise StepRefused(f"the step cannot be one program:\n  {left[0].target} of a part of a tensor (at {describe(left[0])})")

@@ -8,7 +8,7 @@ from caesura.errors import StepRefused
 
 
 class RankRows:
-    """Where the ranks' calls of a step use different parameters, each program trains all that any rank's programs use. A row is
+    """Each program trains all that any rank's programs use, where the ranks' calls of a step use different parameters. A row is
     a list of parameters that are used together, and have had the same number of updates: an update leaves a row that no rank
     uses as it is. Until ranks' calls have differed there are no rows, and a program trains what it uses."""
 
