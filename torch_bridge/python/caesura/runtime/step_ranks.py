@@ -247,7 +247,7 @@ class StepRanks:
             step._open_again()
 
     def added_to(self, bound: dict, own: dict, step) -> dict:
-        """Returns what a program holds besides, for other ranks' calls, by name. Raises Differs if the rows there are do not fit. bound: its
+        """Returns what a program holds for other ranks' calls, by name. Raises Differs if the rows there are do not fit. bound: its
         tensors; own: those that it trains."""
         if not self._has_others:
             return {}
