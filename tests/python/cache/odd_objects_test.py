@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 import caesura  # noqa: E402
 from caesura.cache import compiled_steps, module_calls  # noqa: E402
-from caesura.cache.fingerprint import Unkeyed  # noqa: E402
+from caesura.cache.fingerprint import Unkeyed, traced  # noqa: E402
 from program_cache_test import folder  # noqa: E402, F401
 
 
@@ -190,3 +190,41 @@ def test_a_module_may_hold_anything(name, route, folder):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+class KeepsParts(types.ModuleType):
+    """Makes its parts when they are first asked for, as the root of transformers does."""
+
+    def __getattr__(self, name):
+        if name != "factor":
+            raise AttributeError(name)
+        setattr(self, name, 2.0)
+        return 2.0
+
+
+class MakesParts(types.ModuleType):
+    def __getattr__(self, name):
+        if name != "factor":
+            raise AttributeError(name)
+        return 2.0
+
+
+lazy = KeepsParts("lazy")
+
+
+class Scaled(Holding):
+    def forward(self, x):
+        return self.linear(x).mean() * lazy.factor
+
+
+def test_parts_that_an_imported_module_makes(monkeypatch):
+    def text():
+        return module_calls.CallKey(Scaled(lambda m: None), None, (torch.randn(2, 4),), {}).follow(traced([Scaled.forward.__code__]))
+
+    before = text()
+    assert lazy.factor == 2.0
+    made = text()
+    lazy.factor = 3.0
+    assert len({before, made, text(), ""}) == 4
+    monkeypatch.setitem(globals(), "lazy", MakesParts("lazy"))
+    assert text() == ""

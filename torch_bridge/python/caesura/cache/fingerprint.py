@@ -341,7 +341,10 @@ class Fingerprint:
     def _add_module(self, value):
         """Adds a module by its name. Its contents are added if code names them."""
         if type(value) is not types.ModuleType:
-            raise Unkeyed(f"module {value.__name__}, which makes its parts when they are asked for")
+            make = getattr(type(value), "__getattr__", None)
+            if isinstance(make, types.FunctionType) and "setattr" not in make.__code__.co_names:
+                raise Unkeyed(f"module {value.__name__}, which makes its parts whenever they are asked for")
+            self.add(type(value))  # it keeps the parts that it has made: what a capture reads is there
         if not is_silent(value.__name__) and (value.__name__ in sys.stdlib_module_names or "__getattr__" in vars(value)):
             raise Unkeyed(f"module {value.__name__}")
         self._say("module", value.__name__)

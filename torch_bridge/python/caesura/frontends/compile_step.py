@@ -425,6 +425,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
     def _quicken(self, loss: Any, args: Any, kwargs: Any, key: Any) -> None:
         """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same. Raises Detour if they
         cannot."""
+        if self._ran is not None and len(self._ran[0].left_behind) >= _TRIALS:  # to look again costs milliseconds
+            raise Detour(*DOES_MORE)
         try:
             sources = find_sources(self, self._ran, loss, args, kwargs)
         except Detour:
