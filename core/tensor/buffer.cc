@@ -98,7 +98,8 @@ size_t SizeClass(size_t size) {
   return (size + step - 1) / step * step;
 }
 
-// Keeps what is returned, by size class; never more idle bytes than were in use at the peak.
+// Half more than the peak stays: the sizes of a step's values, which are not in use at once, add up
+// to more than it, and the oldest is the next to be asked for.
 class PooledAllocator : public Allocator, public std::enable_shared_from_this<PooledAllocator> {
  public:
   explicit PooledAllocator(Allocator& source) : source_(source) {}
@@ -118,7 +119,7 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
           if (auto pool = self.lock()) pool->Return(kept);
         });
     std::lock_guard<std::mutex> lock(mutex_);
-    in_use_ += rounded;
+    in_use_ += kept->size();
     peak_ = std::max(peak_, in_use_);
     return buffer;
   }
@@ -132,11 +133,11 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
 
   std::shared_ptr<Buffer> TakeIdle(size_t size) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto it = idle_.find(size);
-    if (it == idle_.end()) return nullptr;
+    auto it = idle_.lower_bound(size);
+    if (it == idle_.end() || it->first / 2 > size) return nullptr;
     std::shared_ptr<Buffer> buffer = std::move(it->second.buffer);
+    idle_bytes_ -= it->first;
     idle_.erase(it);
-    idle_bytes_ -= size;
     return buffer;
   }
 
@@ -150,7 +151,7 @@ class PooledAllocator : public Allocator, public std::enable_shared_from_this<Po
       return;
     }
     idle_bytes_ += buffer->size();
-    while (idle_bytes_ > peak_) {
+    while (in_use_ + idle_bytes_ > peak_ + peak_ / 2 && !idle_.empty()) {
       auto oldest = std::min_element(idle_.begin(), idle_.end(), [](const auto& a, const auto& b) {
         return a.second.returned < b.second.returned;
       });

@@ -177,9 +177,9 @@ Allocator& HostAllocator();
 // many threads, meets fresh pages. Fails with kOutOfMemory.
 Result<std::shared_ptr<Buffer>> AllocateZeros(size_t size);
 
-// Host memory that is kept on return and handed out again by size, so that steps that allocate
-// about the same sizes touch no fresh pages (a buffer takes up to an eighth more than it says);
-// never more of it idle than was in use at the peak. Buffers may outlive the allocator.
+// Host memory that is kept on return and handed out again to requests of at least half its size, so
+// that steps that allocate about the same sizes touch no fresh pages. Used and idle memory together
+// are at most 1.5 times what was in use at the peak. Buffers may outlive the allocator.
 std::shared_ptr<Allocator> MakePooledAllocator(Allocator& source);
 
 // A host array of `count` default-constructed strings.

@@ -62,5 +62,47 @@ TEST(BufferTest, ZerosMayBeFreedOnAnotherThread) {
   std::thread([own = std::move(buffer)]() mutable { own.reset(); }).join();
 }
 
+// Counts what it hands out and what is not back yet.
+class CountingAllocator : public Allocator {
+ public:
+  Result<std::shared_ptr<Buffer>> Allocate(size_t size) override {
+    ++calls;
+    held += size;
+    std::shared_ptr<Buffer> memory = HostAllocator().Allocate(size).value();
+    return std::make_shared<Buffer>(memory->data(), size, Device{},
+                                    [this, size, memory](void*) { held -= size; });
+  }
+  Device device() const override { return {}; }
+  int calls = 0;
+  size_t held = 0;
+};
+
+TEST(PooledAllocatorTest, SizesThatAreNotInUseAtOnceAreFoundAgain) {
+  CountingAllocator source;
+  const auto pool = MakePooledAllocator(source);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (size_t size : {8192, 3072, 1024}) ASSERT_TRUE(pool->Allocate(size).ok());
+    EXPECT_EQ(source.calls, 3) << turn;
+  }
+}
+
+TEST(PooledAllocatorTest, ServesRequestsOfAtLeastHalfTheSize) {
+  CountingAllocator source;
+  const auto pool = MakePooledAllocator(source);
+  for (size_t size : {8192, 4096}) EXPECT_EQ(pool->Allocate(size).value()->size(), size);
+  EXPECT_EQ(source.calls, 1);
+  ASSERT_TRUE(pool->Allocate(3072).ok());
+  EXPECT_EQ(source.calls, 2);
+}
+
+TEST(PooledAllocatorTest, HoldsAtMostHalfMoreThanThePeak) {
+  CountingAllocator source;
+  const auto pool = MakePooledAllocator(source);
+  for (size_t size = 1 << 12; size < 1 << 16; size *= 3) {  // none serves another
+    ASSERT_TRUE(pool->Allocate(size).ok());
+    EXPECT_LE(source.held, size + size / 2);
+  }
+}
+
 }  // namespace
 }  // namespace caesura
