@@ -29,6 +29,7 @@ import sys
 from products import CAPS
 
 FOLDER = pathlib.Path(__file__).parent / "loops"
+LEAST = 0.2  # seconds of a turn
 ROUTES = ("eager", "again", "compile", "autotune", "wrap", "step")
 
 
@@ -82,10 +83,11 @@ def measure(name, given):
         workers.append(worker)
     if not workers or workers[0].route != "eager":
         return
+    steps = max(given.steps, round(LEAST / statistics.median(workers[0].times)))
     for i in range(given.rounds):
         shift = i % len(workers)
         for worker in workers[shift:] + workers[:shift]:
-            if not worker.turn(given.steps):
+            if not worker.turn(steps):
                 raise SystemExit(f"{name}, {worker.route}: the process ended, see its log")
             worker.rounds.append(statistics.median(worker.times))
     eager = workers[0]
@@ -106,7 +108,7 @@ def main():
     parser.add_argument("--only", default=".", help="loops by name")
     parser.add_argument("--routes", type=lambda s: s.split(","), default=["eager", "again", "compile", "wrap", "step"])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=5, help="in a turn")
+    parser.add_argument("--steps", type=int, default=5, help="in a turn, at least: a turn takes 0.2 s")
     parser.add_argument("--warmup", type=int, default=6, help="untimed steps after the first")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", choices=CAPS, default="avx2")
