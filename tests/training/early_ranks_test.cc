@@ -219,6 +219,7 @@ TEST(EarlyRanks, OptionsThatDoNotFitAreRefused) {
     RealModel real = Mlp();
     real.options.ranks.communicator = std::move(ranks[0]);
     Early(real.options);
+    real.options.ranks.join = false;  // there is one rank
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };

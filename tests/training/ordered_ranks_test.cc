@@ -276,6 +276,7 @@ TEST(OrderedRanks, OptionsThatDoNotFitAreRefused) {
     RealModel real = Mlp();
     real.options.ranks.communicator = std::move(all[0]);
     real.options.ranks.logical_shards = 4;
+    real.options.ranks.join = false;  // there is one rank
     edit(real);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };

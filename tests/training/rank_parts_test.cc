@@ -225,6 +225,7 @@ TEST(RankPartsFailure, OptionsThatDoNotFitAreRefused) {
     RealModel part = PartOfModel(PartModel(1), 0, 2);
     auto ranks = LocalCommunicators(2);
     part.options.ranks.communicator = std::move(ranks[0]);
+    part.options.ranks.join = false;  // there is one rank
     edit(part.options);
     return TrainingSession::Create(std::move(part.model), part.options).status().message();
   };

@@ -19,6 +19,10 @@
 namespace caesura {
 namespace {
 
+// The words with which ranks join. The first one is 0, or kRefuses.
+constexpr size_t kJoinWords = 5;
+constexpr int64_t kRefuses = 1;
+
 std::shared_ptr<const ExecutionProvider> ProviderOn(Device device, const ProviderList& providers) {
   const auto found = std::find_if(providers.begin(), providers.end(),
                                   [&](const auto& p) { return p->device() == device; });
@@ -112,20 +116,39 @@ RankGroup::RankGroup(const TrainingOptions& options, RankSetup setup, RunControl
   if (setup_.has_others()) state_rank_ = rank();
 }
 
+void RefuseToJoin(const TrainingOptions& options, const Status& reason) {
+  Communicator* const communicator = options.ranks.communicator.get();
+  if (!options.ranks.join || communicator == nullptr || communicator->size() == 1) return;
+  const auto deadline = Clock::now() + options.ranks.timeout.value_or(communicator->timeout());
+  const std::array<int64_t, kJoinWords> words = {kRefuses};
+  if (communicator->Gather(words, deadline).ok() &&
+      GatherTexts(*communicator, reason.message(), deadline).ok())
+    return;
+  communicator->Abort(reason.message());
+}
+
 Status RankGroup::Join() {
-  const int64_t own[] = {static_cast<int64_t>(step_hash_),
-                         parameters_.lost() ? -1 : progress_.updates, progress_.micro_steps,
-                         state_rank_};
-  constexpr size_t kWords = std::size(own);
+  const std::array<int64_t, kJoinWords> own = {0, static_cast<int64_t>(step_hash_),
+                                               parameters_.lost() ? -1 : progress_.updates,
+                                               progress_.micro_steps, state_rank_};
   ASSIGN_OR_RETURN(const std::vector<int64_t> all, communicator_->Gather(own, Deadline()));
-  bool differs = false;
+  bool differs = false, refuses = false;
   size_t root = 0;
   std::vector<int64_t> updates, state_ranks;
-  for (size_t r = 0; r < all.size() / kWords; ++r) {
-    updates.push_back(all[r * kWords + 1]);
-    state_ranks.push_back(all[r * kWords + 3]);
-    differs |= all[r * kWords] != all[0];
+  for (size_t r = 0; r < all.size() / kJoinWords; ++r) {
+    const int64_t* const of_rank = &all[r * kJoinWords];
+    refuses |= of_rank[0] == kRefuses;
+    differs |= of_rank[1] != own[1];
+    updates.push_back(of_rank[2]);
+    state_ranks.push_back(of_rank[4]);
     if (updates[r] > updates[root]) root = r;
+  }
+  if (refuses) {
+    ASSIGN_OR_RETURN(const auto reasons, GatherTexts(*communicator_, "", Deadline()));
+    size_t rank = 0;
+    while (rank + 1 < reasons.size() && reasons[rank].empty()) ++rank;
+    return InvalidArgument("rank " + std::to_string(rank) +
+                           " makes no session, and nothing has changed: " + reasons[rank]);
   }
   if (differs) return Refusal("the ranks' steps differ", step_facts_);
   if (is_divided()) RETURN_IF_ERROR(CheckParts(updates, state_ranks));
@@ -135,7 +158,7 @@ Status RankGroup::Join() {
   RETURN_IF_ERROR(TakeFrozen(static_cast<int>(root)));
   state_rank_ = rank();
   progress_.updates = updates[root];
-  progress_.micro_steps = all[root * kWords + 2];
+  progress_.micro_steps = all[root * kJoinWords + 3];
   return {};
 }
 

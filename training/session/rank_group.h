@@ -42,6 +42,10 @@ Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator*
                              const ProviderList& providers);
 
 // The parameters that rank 0 and this one have, and how far they are, move together from Join on.
+// Comes in place of RankGroup::Join where this rank makes no session: the others, who join, fail
+// with its reason.
+void RefuseToJoin(const TrainingOptions& options, const Status& reason);
+
 // With no other ranks only setup, communicator, rank and Memory may be called, and Replace. Thread
 // safety: one thread at a time.
 class RankGroup {
@@ -78,9 +82,9 @@ class RankGroup {
   // ranks exchange gradients, the counts, and hashes of all values.
   RankFacts StepFacts(const std::string& call = "a step") const;
 
-  // All ranks call it. Refuses ranks with other steps (kInvalidArgument, on all of them), then
-  // takes the parameters, frozen ones, state and position of the rank that has done the most
-  // updates.
+  // All ranks call it. Refuses ranks with other steps, and those beside one that makes no session
+  // (RefuseToJoin), with kInvalidArgument on all of them. Then takes the parameters, frozen ones,
+  // state and position of the rank that has done the most updates.
   Status Join();
   // Takes other ranks, or none, in place of those before; Join comes next. Fails, with the group as
   // it was, where this rank has parts of parameters, state or sums that others then would lack.

@@ -55,15 +55,21 @@ TrainingSession::~TrainingSession() = default;
 
 Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
                                                                  TrainingOptions options) try {
-  RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<TrainingSession> session(new TrainingSession(std::move(options)));
-  RETURN_IF_ERROR(session->Prepare(std::move(model)));
+  const Status prepared = session->Prepare(std::move(model));
+  if (!prepared.ok()) {
+    RefuseToJoin(session->options_, prepared);
+    return prepared;
+  }
+  const bool joins = session->ranks_->setup().has_others() && session->options_.ranks.join;
+  if (joins) RETURN_IF_ERROR(session->ranks_->Join());
   return session;
 } catch (const std::bad_alloc&) {
   return OutOfMemory("memory ran out while a training session was made");
 }
 
 Status TrainingSession::Prepare(Model model) {
+  RETURN_IF_ERROR(CheckOptions(options_));
   fallback_ = TrainingFallback(options_.providers, options_.fallback);
   ASSIGN_OR_RETURN(RankSetup setup,
                    SetUpRanks(options_, options_.ranks.communicator.get(), fallback_->providers()));
@@ -88,9 +94,7 @@ Status TrainingSession::Prepare(Model model) {
                                        *progress_, fallback_);
   runs_ = std::make_unique<StepRuns>(options_, std::move(trainable), *control_, *parameters_,
                                      *progress_, *ranks_, fallback_);
-  RETURN_IF_ERROR(runs_->MakePrograms());
-  const bool joins = ranks_->setup().has_others() && options_.ranks.join;
-  return joins ? ranks_->Join() : Status();
+  return runs_->MakePrograms();
 }
 
 Result<double> TrainingSession::Step(const NamedValues& feeds,

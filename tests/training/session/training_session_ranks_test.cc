@@ -123,6 +123,35 @@ TEST(Ranks, WithOtherProgramsAreRefused) {
   });
 }
 
+// The others fail at once with the reason of the ranks that refuse, and all may try again.
+TEST(Ranks, BesideOneThatMakesNoSessionAreRefused) {
+  const RealModel real = Mlp();
+  const std::function<void(TrainingOptions&)> faults[] = {
+      [](TrainingOptions& options) { options.step.accumulation_steps = -1; },
+      [](TrainingOptions& options) { options.ranks.shard = 7; },
+      [](TrainingOptions& options) { options.step.groups = {{.names = {"none"}}}; }};
+  const char* const reasons[] = {"accumulation_steps: expected", "shard: expected 0, 1 or 2",
+                                 "groups: the model has no initializer"};
+  RunRanks(3, [&](Communicator& c) {
+    const auto status = [&](const std::function<void(TrainingOptions&)>& edit) {
+      RealModel copy = real.Clone();
+      copy.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
+      if (edit) edit(copy.options);
+      return TrainingSession::Create(std::move(copy.model), copy.options).status();
+    };
+    for (size_t i = 0; i < std::size(faults); ++i) {
+      for (const int refusing : {1, 3}) {  // so many ranks refuse
+        const bool refuses = c.rank() >= 3 - refusing;
+        const Status refused = status(refuses ? faults[i] : nullptr);
+        EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << refused.ToString();
+        EXPECT_THAT(refused.message(), HasSubstr(reasons[i]));
+        EXPECT_EQ(refused.message().find("rank 2 makes no session") != std::string::npos, !refuses);
+      }
+    }
+    EXPECT_TRUE(status({}).ok());
+  });
+}
+
 // A step that differs from the others' is refused by all ranks before anything is summed; they go
 // on once it does not.
 void ExpectRefusedAndResumed(const std::function<void(TrainingOptions&)>& edit,
@@ -385,6 +414,7 @@ TEST(Ranks, OptionsThatDoNotFitAreRefused) {
     auto ranks = LocalCommunicators(2);
     RealModel real = Mlp();
     real.options.ranks.communicator = std::move(ranks[0]);
+    real.options.ranks.join = false;  // there is one rank
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };

@@ -429,6 +429,7 @@ TEST(Shards, OptionsThatDoNotFitAreRefused) {
     RealModel real = Mlp();
     real.options.ranks.communicator = std::move(ranks[0]);
     real.options.ranks.shard = 1;
+    real.options.ranks.join = false;  // there is one rank
     edit(real.options);
     return TrainingSession::Create(std::move(real.model), real.options).status().message();
   };
