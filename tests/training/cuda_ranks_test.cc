@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/core/providers/cuda/gpu_ranks.h"
+#include "tests/training/rank_heads.h"
 #include "tests/training/rank_session.h"
 
 namespace caesura::testing {
@@ -75,6 +76,45 @@ TEST_F(CudaRanks, SumGradientsInTheirMemory) {
     EXPECT_GT(Operations("nccl"), 0u);
     ExpectClose(on_gpu[0].losses, on_cpu[0].losses);
     ExpectClose(on_gpu[0].parameters, on_cpu[0].parameters);
+  }
+}
+
+// Rank 0 trains head a, rank 1 head b, and no rank head c.
+TEST_F(CudaRanks, MayUseOtherParameters) {
+  for (const bool adam : {false, true}) {
+    using Tensors = std::map<std::string, Tensor>;
+    const auto train = [&](Communicator& c, const ProviderList& providers) {
+      const auto session = HeadSession(c.rank() == 0 ? "a" : "b", c, [&](TrainingOptions& options) {
+        options.providers = providers;
+        options.fallback = false;
+        options.step.clip_norm = 0.1;
+        if (adam) options.step.optimizer = AdamW{.learning_rate = 1e-2};
+      });
+      std::vector<Tensors> states = {TensorsOf(*session)};
+      for (int i = 0; i < kSteps; ++i) {
+        session->ranks().set_uses({0, 1 + c.rank()});
+        const Result<double> loss = session->Step(HeadBatch(10 * i + c.rank()));
+        EXPECT_TRUE(loss.ok()) << loss.status().ToString();
+        EXPECT_TRUE(session->ranks().used(1) && session->ranks().used(2));
+        EXPECT_FALSE(session->ranks().used(3));
+        states.push_back(TensorsOf(*session));
+      }
+      return states;
+    };
+    std::vector<std::vector<Tensors>> on_cpu(kRanks), on_gpu(kRanks);
+    RunRanks(kRanks, [&](Communicator& c) { on_cpu[c.rank()] = train(c, {TrainingCpu()}); });
+    RunGpuRanks(kRanks, [&](Communicator& c, const CudaOptions& options) {
+      on_gpu[c.rank()] = train(c, ProvidersOf(options));
+    });
+    for (size_t i = 1; i < on_gpu[0].size(); ++i) {
+      for (const auto& [name, value] : on_gpu[0][i]) {
+        const Values got = {value}, before = {on_gpu[0][i - 1].at(name)};
+        EXPECT_TRUE(SameBits(got, Values{on_gpu[1][i].at(name)})) << name << ": ranks differ";
+        ExpectClose(got, Values{on_cpu[0][i].at(name)});
+        const std::string of = name.substr(name.rfind('.') + 1);
+        EXPECT_EQ(SameBits(got, before), of == "c") << name;
+      }
+    }
   }
 }
 

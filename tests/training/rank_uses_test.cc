@@ -3,73 +3,30 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tests/training/rank_session.h"
-#include "training/session/rank_group.h"
+#include "tests/training/rank_heads.h"
 
 namespace caesura::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kNames = {"body", "a", "b", "c"};
-
-// A body and the head `head`; the other heads are there, and nothing reads them.
-RealModel ModelOf(const std::string& head) {
-  RealModel out = MakeRealModel(
-      "heads (float[batch,12] x, float[12,8] body, float[8,10] a, float[8,10] b, float[8,10] c) => "
-      "(float[batch,10] scores) { m = MatMul (x, body) h = Tanh (m) scores = MatMul (h, " +
-          head + ") }",
-      1);
-  out.options.step.loss = Loss::CrossEntropy("labels");
-  out.options.step.optimizer = Sgd{.learning_rate = 0.1};
-  out.options.step.trainable = kNames;
-  return out;
-}
-
-NamedValues Batch(uint32_t seed) {
-  return RandomBatch(seed, "x", Shape{8, 12}, false, "labels", Shape{8}, 10);
-}
-
-std::unique_ptr<TrainingSession> SessionWith(
-    const std::string& head, Communicator& c,
-    const std::function<void(TrainingOptions&)>& edit = {}) {
-  auto session = RankSession(ModelOf(head), c, [&](TrainingOptions& options) {
-    options.ranks.join = false;
-    options.step.skips_unused = true;
-    options.step.buckets = {{"b"}, {"c"}, {"a"}, {"body"}};
-    for (const std::string& name : kNames) options.step.groups.push_back({.names = {name}});
-    if (edit) edit(options);
-  });
-  session->ranks().set_uses({0, 1 + head[0] - 'a'});
-  return session;
-}
-
-std::map<std::string, Tensor> TensorsOf(const TrainingSession& session) {
-  std::map<std::string, Tensor> out;
-  for (const std::string& name : session.parameters().Names())
-    out.emplace(name, session.parameters().Get(name).value().Clone().value());
-  return out;
-}
-
 // One rank alone makes this of the parameter, with half the rate.
 std::vector<float> HalfStep(const std::string& head, uint32_t seed, const std::string& name) {
-  RealModel real = ModelOf(head);
+  RealModel real = HeadModel(head);
   real.options.step.optimizer = Sgd{.learning_rate = 0.05};
   real.options.step.trainable = {"body", head};
   const auto session = SessionOf(real);
-  EXPECT_TRUE(session->Step(Batch(seed)).ok());
+  EXPECT_TRUE(session->Step(HeadBatch(seed)).ok());
   const Tensor value = session->parameters().Get(name).value();
   return {value.data<float>(), value.data<float>() + value.elements()};
 }
 
 TEST(RankUses, WhatOneRankDoesNotUseIsZeroInTheMean) {
-  const RealModel real = ModelOf("a");
+  const RealModel real = HeadModel("a");
   RunRanks(2, [&](Communicator& c) {
     const std::string own = c.rank() == 0 ? "a" : "b";
-    const auto session = SessionWith(own, c);
-    ASSERT_TRUE(session->Step(Batch(c.rank())).ok());
+    const auto session = HeadSession(own, c);
+    ASSERT_TRUE(session->Step(HeadBatch(c.rank())).ok());
     const auto values = TensorsOf(*session);
     const auto expect = [&](const std::string& name, const std::vector<float>& want) {
       for (size_t i = 0; i < want.size(); ++i)
@@ -88,13 +45,13 @@ TEST(RankUses, WhatNoRankUsesStaysWithItsState) {
   for (const int shard : {0, 1, 2}) {
     std::vector<std::map<std::string, Tensor>> ends(2);
     RunRanks(2, [&](Communicator& c) {
-      const auto session = SessionWith(c.rank() == 0 ? "a" : "b", c, [&](TrainingOptions& options) {
+      const auto session = HeadSession(c.rank() == 0 ? "a" : "b", c, [&](TrainingOptions& options) {
         options.step.optimizer = AdamW{.learning_rate = 1e-2};
         options.step.clip_norm = 0.1;
         options.ranks.shard = shard;
       });
       const auto before = TensorsOf(*session);
-      ASSERT_TRUE(session->Step(Batch(c.rank())).ok());
+      ASSERT_TRUE(session->Step(HeadBatch(c.rank())).ok());
       for (const auto& [name, value] : TensorsOf(*session)) {
         const std::string of = name.substr(name.rfind('.') + 1);  // a parameter or a bucket
         const bool is_idle = of == "c" || of == "bucket_1";
@@ -104,7 +61,7 @@ TEST(RankUses, WhatNoRankUsesStaysWithItsState) {
       EXPECT_FALSE(session->ranks().used(3));
       ends[c.rank()] = TensorsOf(*session);
     });
-    for (const std::string& name : kNames)
+    for (const std::string& name : kHeadNames)
       EXPECT_TRUE(SameBits(Values{ends[0].at(name)}, Values{ends[1].at(name)})) << name;
   }
 }
@@ -113,7 +70,7 @@ TEST(RankUses, NeedBucketsOfAllParametersAndLateCommit) {
   const auto status = [](const std::function<void(TrainingOptions&)>& edit) {
     std::string text;
     RunRanks(2, [&](Communicator& c) {
-      RealModel real = ModelOf("a");
+      RealModel real = HeadModel("a");
       real.options.ranks.communicator = std::shared_ptr<Communicator>(&c, [](Communicator*) {});
       real.options.ranks.join = false;
       real.options.step.skips_unused = true;

@@ -111,6 +111,47 @@ def as_on_cpus(rank, folder):
     return True
 
 
+class Heads(nn.Module):
+    """A body and three heads, of which a call takes one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.heads = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 4) for _ in range(3))
+
+    def forward(self, x, head: int):
+        return self.heads[head](torch.tanh(self.body(x)))
+
+
+def with_heads_by_rank(rank, folder):
+    """Both ranks take one head, each its own, the other rank's; the third one comes last. A head that no rank takes stays as it is."""
+    cuda, device = _start(rank, folder)
+
+    def train(where, **options):
+        module = Heads().to(where)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+        step = caesura.compile_step(module, nn.functional.cross_entropy, optimizer, clip_norm=0.5, **options)
+        states = []
+        for i, heads in enumerate([(0, 0), (0, 1), (1, 0), (0, 1), (1, 1), (2, 0), (0, 1)]):
+            inputs, labels = (t.to(where) for t in _batch(Net, rank, i))
+            before = [p.detach().cpu().clone() for p in module.parameters()]
+            step(inputs, heads[rank], labels)
+            after = [p.detach().cpu().clone() for p in module.parameters()]
+            for head in range(3):
+                assert torch.equal(before[2 + 2 * head], after[2 + 2 * head]) == (head not in heads), (i, head)
+            states.append(after)
+        same_on_all_ranks(after)
+        return states
+
+    for options in ({}, {"ranks": caesura.Ranks(bucket_bytes=100)}):
+        exchanged = cuda.operations("nccl")
+        for wanted, given in zip(train("cpu", **options), train(device, **options), strict=True):
+            torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+        assert cuda.operations("nccl") > exchanged
+    assert cuda.reports() == [], cuda.reports()
+    return True
+
+
 def beside_nccl(rank, folder):
     """A group of PyTorch's that exchanges tensors on GPUs only, as its NCCL group does: a Gloo group is made beside it."""
     cuda, device = _start(rank, folder)
@@ -173,7 +214,10 @@ def without_nccl(rank, folder):
     return True
 
 
-@pytest.mark.parametrize("body", [as_on_cpus, beside_nccl, with_divided_state, with_one_gpu, without_nccl], ids=lambda body: body.__name__)
+BODIES = [as_on_cpus, with_heads_by_rank, beside_nccl, with_divided_state, with_one_gpu, without_nccl]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_two_ranks(body, tmp_path):
     run_ranks(2, body, str(tmp_path))
 
