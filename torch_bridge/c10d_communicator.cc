@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "core/base/status_macros.h"
+#include "core/distributed/perform_collective.h"
 #include "torch_bridge/torch_tensor.h"
 
 namespace caesura::torch {
@@ -71,6 +72,24 @@ std::string Unheard(const GroupPtr& group) {
   return text.empty() ? "" : " (nothing was heard of rank " + text + ")";
 }
 
+// Communicator::room of a group, as long as the group lives.
+std::shared_ptr<int64_t> RoomOf(const GroupPtr& group) {
+  struct Room {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> of;
+    std::shared_ptr<int64_t> words;
+  };
+  static std::mutex mutex;
+  static std::list<Room> rooms;
+  const std::lock_guard lock(mutex);
+  rooms.remove_if([](const Room& room) { return room.of.expired(); });
+  for (const Room& room : rooms) {
+    if (room.of.lock() == group) return room.words;
+  }
+  rooms.push_back(
+      {c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), std::make_shared<int64_t>(0)});
+  return rooms.back().words;
+}
+
 // The works in flight, so that an abort can wait for their end.
 struct InFlight {
   std::mutex mutex;
@@ -80,9 +99,12 @@ struct InFlight {
 
 class C10dWork : public Work {
  public:
-  C10dWork(Started work, std::string text, std::shared_ptr<InFlight> in_flight, GroupPtr group)
+  // `parts`: the ranks' parts, which become the output in Wait; undefined: the engine does it all.
+  C10dWork(Started work, const Collective& collective, at::Tensor parts,
+           std::shared_ptr<InFlight> in_flight, GroupPtr group)
       : work_(std::move(work)),
-        text_(std::move(text)),
+        collective_(collective),
+        parts_(std::move(parts)),
         in_flight_(std::move(in_flight)),
         group_(std::move(group)) {}
 
@@ -91,28 +113,42 @@ class C10dWork : public Work {
     try {
       work_->wait(std::max(milliseconds(1), left));  // 0 would be no time-out
     } catch (const std::exception& error) {
-      return RankFailure(text_ + ": " + FirstLine(error) + Unheard(group_));
+      return RankFailure(collective_.ToString() + ": " + FirstLine(error) + Unheard(group_));
     }
-    const std::lock_guard lock(in_flight_->mutex);
-    in_flight_->works.remove(work_);
+    {
+      const std::lock_guard lock(in_flight_->mutex);
+      in_flight_->works.remove(work_);
+    }
+    if (parts_.defined()) Reduce();
     return {};
   }
 
  private:
+  void Reduce() const {
+    const auto* first = static_cast<const char*>(parts_.const_data_ptr());
+    const size_t part = static_cast<size_t>(collective_.count) * DTypeSize(collective_.dtype);
+    std::vector<const void*> inputs;
+    for (int r = 0; r < group_->getSize(); ++r) inputs.push_back(first + part * r);
+    ReduceInOrder(collective_.dtype, collective_.op, inputs, collective_.count, collective_.output);
+  }
+
   const Started work_;
-  const std::string text_;
+  const Collective collective_;
+  const at::Tensor parts_;
   const std::shared_ptr<InFlight> in_flight_;
   const GroupPtr group_;
 };
 
 class C10dGroup : public Communicator {
  public:
-  C10dGroup(GroupPtr group, milliseconds timeout) : group_(std::move(group)), timeout_(timeout) {}
+  C10dGroup(GroupPtr group, milliseconds timeout)
+      : group_(std::move(group)), timeout_(timeout), room_(RoomOf(group_)) {}
 
   std::string name() const override { return "c10d " + group_->getBackendName(); }
   int rank() const override { return group_->getRank(); }
   int size() const override { return group_->getSize(); }
   milliseconds timeout() const override { return timeout_; }
+  int64_t& room() override { return *room_; }
 
   Result<std::unique_ptr<Work>> Start(const Collective& collective) override {
     RETURN_IF_ERROR(CheckCollective(collective, size()));
@@ -122,21 +158,30 @@ class C10dGroup : public Communicator {
       const std::lock_guard lock(in_flight_->mutex);
       if (in_flight_->aborted) return RankFailure(*in_flight_->aborted);
     }
-    const auto parts = [&](int count, const void* data) {
+    const auto memory = [&](int count, const void* data) {
       return BorrowBytes(const_cast<void*>(data), *type, Shape{count * collective.count});
     };
-    at::Tensor input = parts(collective.InputParts(size()), collective.input);
-    at::Tensor output = parts(collective.OutputParts(size()), collective.output);
+    at::Tensor input = memory(collective.InputParts(size()), collective.input);
+    at::Tensor output = memory(collective.OutputParts(size()), collective.output);
     Started work;
+    at::Tensor parts;
     try {
-      work = Begin(collective, input, output);
+      if (collective.kind == Kind::kReduceScatter && is_gloo_) {
+        // Gloo's own reduces all parts on all ranks.
+        parts = output = at::empty_like(input);
+        Collective exchange = collective;
+        exchange.kind = Kind::kAllToAll;
+        work = Begin(exchange, input, output);
+      } else {
+        work = Begin(collective, input, output);
+      }
     } catch (const std::exception& error) {
       return RankFailure(collective.ToString() + ": " + FirstLine(error));
     }
     const std::lock_guard lock(in_flight_->mutex);
     in_flight_->works.push_back(work);
-    return std::unique_ptr<Work>(
-        std::make_unique<C10dWork>(std::move(work), collective.ToString(), in_flight_, group_));
+    return std::unique_ptr<Work>(std::make_unique<C10dWork>(std::move(work), collective,
+                                                            std::move(parts), in_flight_, group_));
   }
 
   // The engine ends each collective by its own time-out; this waits for it.
@@ -206,6 +251,8 @@ class C10dGroup : public Communicator {
 
   const GroupPtr group_;
   const milliseconds timeout_;
+  const std::shared_ptr<int64_t> room_;
+  const bool is_gloo_ = group_->getDefaultBackend()->getBackendName() == "gloo";
   const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
 };
 

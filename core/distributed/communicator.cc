@@ -3,6 +3,10 @@
 
 #include <zlib.h>
 
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
 #include "core/base/status_macros.h"
 
 namespace caesura {
@@ -16,23 +20,25 @@ int64_t Checksum(std::span<const int64_t> words, int rank) {
       crc32_z(seed, reinterpret_cast<const Bytef*>(words.data()), words.size_bytes()));
 }
 
-std::vector<int64_t> WithChecksum(std::span<const int64_t> words, int rank) {
-  std::vector<int64_t> own(words.begin(), words.end());
-  own.push_back(Checksum(words, rank));
-  return own;
+// `load`, then the words and their checksum.
+std::vector<int64_t> WithChecksum(std::span<const int64_t> words, int rank,
+                                  std::vector<int64_t> load = {}) {
+  load.insert(load.end(), words.begin(), words.end());
+  load.push_back(Checksum(words, rank));
+  return load;
 }
 
-// The words of all ranks, of which each has sent `count` with its checksum.
+// The words of all ranks, of which each has sent `count` with its load and the checksum.
 Result<std::vector<int64_t>> WithoutChecksums(const std::vector<int64_t>& sent, size_t count,
-                                              Communicator& communicator) {
+                                              Communicator& communicator, size_t load = 0) {
   const int size = communicator.size();
   const bool is_whole = sent.size() == count * static_cast<size_t>(size);
   std::vector<int64_t> all;
   std::string damaged;
   for (int r = 0; r < size; ++r) {
-    const int64_t* first = sent.data() + (is_whole ? count * static_cast<size_t>(r) : 0);
-    const std::span of_rank(first, is_whole ? count - 1 : 0);
-    if (!is_whole || first[count - 1] != Checksum(of_rank, r))
+    const int64_t* first = sent.data() + (is_whole ? count * static_cast<size_t>(r) + load : 0);
+    const std::span of_rank(first, is_whole ? count - load - 1 : 0);
+    if (!is_whole || of_rank.data()[of_rank.size()] != Checksum(of_rank, r))
       damaged += (damaged.empty() ? "" : ", ") + std::to_string(r);
     all.insert(all.end(), of_rank.begin(), of_rank.end());
   }
@@ -46,9 +52,11 @@ Result<std::vector<int64_t>> WithoutChecksums(const std::vector<int64_t>& sent, 
 
 class WordsInFlight : public Gathering {
  public:
-  WordsInFlight(Communicator& communicator, std::span<const int64_t> words)
+  WordsInFlight(Communicator& communicator, std::span<const int64_t> words,
+                std::vector<int64_t> load)
       : communicator_(communicator),
-        own_(WithChecksum(words, communicator.rank())),
+        load_(load.size()),
+        own_(WithChecksum(words, communicator.rank(), std::move(load))),
         all_(own_.size() * static_cast<size_t>(communicator.size())) {}
   ~WordsInFlight() override {
     if (work_ != nullptr) communicator_.Abort("nobody waits for the words of all ranks");
@@ -66,14 +74,43 @@ class WordsInFlight : public Gathering {
     if (!status.ok()) communicator_.Abort(status.message());  // before the work and its memory end
     work_.reset();
     if (!status.ok()) return status;
-    return WithoutChecksums(all_, own_.size(), communicator_);
+    return WithoutChecksums(all_, own_.size(), communicator_, load_);
+  }
+  std::span<const int64_t> load(int rank) const override {
+    return {all_.data() + own_.size() * static_cast<size_t>(rank), load_};
   }
 
  private:
   Communicator& communicator_;
+  const size_t load_;
   const std::vector<int64_t> own_;
   std::vector<int64_t> all_;
   std::unique_ptr<Work> work_;  // null: it has ended
+};
+
+// The last word of each rank is the room that it asks for.
+class MeetingInFlight : public Gathering {
+ public:
+  MeetingInFlight(Communicator& communicator, std::unique_ptr<Gathering> words)
+      : communicator_(communicator), words_(std::move(words)) {}
+
+  Result<std::vector<int64_t>> Wait(Clock::time_point deadline) override {
+    ASSIGN_OR_RETURN(const std::vector<int64_t> all, words_->Wait(deadline));
+    const size_t count = all.size() / static_cast<size_t>(communicator_.size());
+    std::vector<int64_t> words;
+    int64_t room = 0;
+    for (size_t at = 0; at < all.size(); at += count) {
+      words.insert(words.end(), &all[at], &all[at + count - 1]);
+      room = std::max(room, all[at + count - 1]);
+    }
+    communicator_.room() = std::min(room, Communicator::kMostRoom);
+    return words;
+  }
+  std::span<const int64_t> load(int rank) const override { return words_->load(rank); }
+
+ private:
+  Communicator& communicator_;
+  const std::unique_ptr<Gathering> words_;
 };
 
 }  // namespace
@@ -121,10 +158,30 @@ Result<std::vector<int64_t>> Communicator::Gather(std::span<const int64_t> words
   return WithoutChecksums(*sent, own.size(), *this);
 }
 
-Result<std::unique_ptr<Gathering>> Communicator::StartGather(std::span<const int64_t> words) {
-  auto gathering = std::make_unique<WordsInFlight>(*this, words);
+Result<std::unique_ptr<Gathering>> Communicator::StartGather(std::span<const int64_t> words,
+                                                             std::vector<int64_t> load) {
+  auto gathering = std::make_unique<WordsInFlight>(*this, words, std::move(load));
   RETURN_IF_ERROR(gathering->Start());
   return std::unique_ptr<Gathering>(std::move(gathering));
+}
+
+Result<std::unique_ptr<Gathering>> Communicator::StartMeeting(std::span<const int64_t> words,
+                                                              std::vector<int64_t> load,
+                                                              int64_t asks) {
+  assert(std::ssize(load) <= room() && asks >= 0 && asks <= kMostRoom);
+  load.resize(static_cast<size_t>(room()));
+  std::vector<int64_t> own(words.begin(), words.end());
+  own.push_back(asks);
+  ASSIGN_OR_RETURN(auto gathering, StartGather(own, std::move(load)));
+  return std::unique_ptr<Gathering>(std::make_unique<MeetingInFlight>(*this, std::move(gathering)));
+}
+
+Result<std::vector<int64_t>> Communicator::Meet(std::span<const int64_t> words,
+                                                Clock::time_point deadline) {
+  const Result<std::unique_ptr<Gathering>> meeting = StartMeeting(words);
+  if (meeting.ok()) return (*meeting)->Wait(deadline);
+  Abort(meeting.status().message());
+  return meeting.status();
 }
 
 Result<std::vector<int64_t>> Communicator::GatherWords(std::span<const int64_t> words,

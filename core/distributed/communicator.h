@@ -111,6 +111,8 @@ class Gathering {
   virtual ~Gathering() = default;
   // Returns the words as Communicator::Gather does. Is called once.
   virtual Result<std::vector<int64_t>> Wait(Clock::time_point deadline) = 0;
+  // After Wait: what this rank has sent beside its words.
+  virtual std::span<const int64_t> load(int rank) const = 0;
 };
 
 // One rank's end of a group of ranks. It outlives its works.
@@ -136,13 +138,30 @@ class Communicator {
   // with them: words that arrive otherwise than they were sent are kRankFailure. Where it fails it
   // has ended the communicator (Abort): the others learn of it, wherever they wait.
   Result<std::vector<int64_t>> Gather(std::span<const int64_t> words, Clock::time_point deadline);
-  // Gather beside other work. It waits for no collective of a device.
-  virtual Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words);
+  // Gather beside other work. It waits for no collective of a device. `load`: goes with the words,
+  // without a checksum, and is as long on all ranks.
+  virtual Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words,
+                                                         std::vector<int64_t> load = {});
+  // A meeting: all ranks come to it, whatever each of them does next. It is StartGather with a load
+  // of room() words, which is filled up with zeros. The room that a rank asks for here is there
+  // from the end of the meeting on; where ranks ask for different ones, the largest of these.
+  // REQUIRES: load.size() <= room(); 0 <= asks <= kMostRoom.
+  Result<std::unique_ptr<Gathering>> StartMeeting(std::span<const int64_t> words,
+                                                  std::vector<int64_t> load = {}, int64_t asks = 0);
+  // The words of a meeting to which this rank brings no load. Where it fails it has ended the
+  // communicator.
+  Result<std::vector<int64_t>> Meet(std::span<const int64_t> words, Clock::time_point deadline);
+  // 0 at first. It belongs to the group of ranks: communicators of one group have it in common.
+  virtual int64_t& room() { return room_; }
+  static constexpr int64_t kMostRoom = (512 << 10) / sizeof(int64_t);
 
  protected:
   // Gather without the checksums.
   virtual Result<std::vector<int64_t>> GatherWords(std::span<const int64_t> words,
                                                    Clock::time_point deadline);
+
+ private:
+  int64_t room_ = 0;
 };
 
 // kInvalidArgument for a collective that no communicator of `size` ranks can do.

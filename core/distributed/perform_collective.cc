@@ -13,15 +13,21 @@ namespace {
 
 using Given = std::span<const Collective>;
 
-// `Reduce` of all ranks' elements [0, count), in their order.
 template <typename T>
-void ReduceInto(Given given, int64_t count, T* out) {
+void ReduceInto(ReduceOp op, std::span<const void* const> inputs, int64_t count, T* out) {
   using Wide = std::conditional_t<kFloatTypes.Contains(DTypeOf<T>::value), double, T>;
-  const ReduceOp op = given.front().op;
+  const auto input = [&](size_t rank) { return static_cast<const T*>(inputs[rank]); };
+  if (op == ReduceOp::kSum && inputs.size() == 2) {
+    const T *first = input(0), *second = input(1);
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<T>(
+          static_cast<Wide>(static_cast<Wide>(first[i]) + static_cast<Wide>(second[i])));
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) {
-    Wide value = static_cast<Wide>(static_cast<const T*>(given.front().input)[i]);
-    for (size_t r = 1; r < given.size(); ++r) {
-      const Wide other = static_cast<Wide>(static_cast<const T*>(given[r].input)[i]);
+    Wide value = static_cast<Wide>(input(0)[i]);
+    for (size_t r = 1; r < inputs.size(); ++r) {
+      const Wide other = static_cast<Wide>(input(r)[i]);
       switch (op) {
         case ReduceOp::kSum: value = static_cast<Wide>(value + other); break;
         case ReduceOp::kMax: value = other > value || other != other ? other : value; break;
@@ -52,11 +58,10 @@ void Reduce(Given given, size_t part) {
   const bool scatters = first.kind == Collective::Kind::kReduceScatter;
   const auto parts = scatters ? given.size() : 1;
   std::vector<char> reduced(part * parts);
-  DispatchNumeric(first.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    ReduceInto(given, first.count * static_cast<int64_t>(parts),
-               reinterpret_cast<T*>(reduced.data()));
-  });
+  std::vector<const void*> inputs;
+  for (const Collective& one : given) inputs.push_back(one.input);
+  ReduceInOrder(first.dtype, first.op, inputs, first.count * static_cast<int64_t>(parts),
+                reduced.data());
   for (size_t r = 0; r < given.size(); ++r)
     std::memcpy(given[r].output, reduced.data() + (scatters ? r * part : 0), part);
 }
@@ -76,6 +81,14 @@ void Move(Given given, size_t part) {
 }
 
 }  // namespace
+
+void ReduceInOrder(DType dtype, ReduceOp op, std::span<const void* const> inputs, int64_t count,
+                   void* out) {
+  assert(!inputs.empty() && kNumericTypes.Contains(dtype));
+  DispatchNumeric(dtype, [&](auto tag) {
+    ReduceInto(op, inputs, count, static_cast<typename decltype(tag)::type*>(out));
+  });
+}
 
 Status PerformCollective(std::span<const Collective> given) {
   using Kind = Collective::Kind;

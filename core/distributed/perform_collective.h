@@ -9,9 +9,14 @@
 
 namespace caesura {
 
+// Reduces the ranks' elements [0, count), in the order of ranks: in float64 or the integer's own
+// type. `out` may be one of the inputs. REQUIRES: a numeric dtype; one input or more.
+void ReduceInOrder(DType dtype, ReduceOp op, std::span<const void* const> inputs, int64_t count,
+                   void* out);
+
 // Fills the outputs of one collective from its inputs, on this thread. `given`: the collective as
 // each rank sees it, in the order of ranks; of kSend and kReceive the sender's and the receiver's.
-// Sums are made in the order of ranks, in float64 or the integer's own type. Fails with
+// Sums are those of ReduceInOrder. Fails with
 // kRankFailure, and has written nothing, where ranks do different things.
 // REQUIRES: each passes CheckCollective; there is one or more.
 Status PerformCollective(std::span<const Collective> given);

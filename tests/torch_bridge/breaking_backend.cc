@@ -36,9 +36,10 @@ class BreakingBackend : public c10d::Backend {
                           const c10d::AllgatherOptions& options) override {
     return Count(), inner_->_allgather_base(output, input, options);
   }
-  Started _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override {
-    return Count(), inner_->_reduce_scatter_base(output, input, options);
+  Started alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes,
+                        const c10d::AllToAllOptions& options) override {
+    return Count(), inner_->alltoall_base(output, input, output_sizes, input_sizes, options);
   }
   Started barrier(const c10d::BarrierOptions& options) override { return inner_->barrier(options); }
 

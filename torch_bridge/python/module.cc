@@ -212,9 +212,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("rank", &caesura::Communicator::rank)
       .def_prop_ro("size", &caesura::Communicator::size)
       .def_prop_ro("name", &caesura::Communicator::name)
-      .def("gather",
+      .def("meet",
            [](caesura::Communicator& own, const std::vector<int64_t>& words) {
-             return Unwrap(WithoutGil([&] { return own.Gather(words, DeadlineOf(own)); }));
+             return Unwrap(WithoutGil([&] { return own.Meet(words, DeadlineOf(own)); }));
            })
       .def("gather_facts", [](caesura::Communicator& own, const caesura::RankFacts& facts) {
         return Unwrap(

@@ -18,6 +18,8 @@ namespace {
 // The updates after which all values were in a sample.
 constexpr size_t kUpdatesOfASample = 256;
 constexpr size_t kBlockBytes = 64;  // a cache line
+// The bytes that a rank may send more where that saves two exchanges.
+constexpr int64_t kMostMoreBytes = 32 << 10;
 
 std::string Hex(uint64_t number) {
   char text[17];
@@ -144,12 +146,41 @@ void RankGroup::DescribeStep(const StepProgram& update) {
   for (const ParameterShard& shard : update.shards) exchanged_.push_back(shard.members);
   step_facts_.emplace_back("the gradients that a step exchanges", Text(exchanged_));
   step_hash_ = HashOf(step_facts_);
+  load_ = LoadOf(update);
   sampled_.clear();
   for (int i = 0; i < parameters_.whole(); ++i) {
     Hash name;
     name.Mix(set.name(i));
     if (IsShared(i)) sampled_.emplace_back(i, name.value());
   }
+}
+
+int64_t RankGroup::LoadOf(const StepProgram& update) const {
+  const bool may_wait = options_.step.commit == CommitMode::kLate && !setup_.is_ordered() &&
+                        update.shards.size() <= 1 && options_.step.rank_parts.empty() &&
+                        communicator_->device().is_host();
+  if (!may_wait) return 0;
+  int64_t bytes = 0;
+  for (const auto& node : update.graph->nodes()) {
+    const bool exchanges = node->Is("CollectiveStart", kCaesuraDomain) ||
+                           node->Is("ReduceScatterStart", kCaesuraDomain);
+    if (!exchanges) continue;
+    for (const Value* value : node->outputs()) {
+      if (!value->type().shape) return 0;
+      auto size = static_cast<int64_t>(DTypeSize(value->dtype()));
+      for (const Dim& dim : *value->type().shape) {
+        if (!dim.known()) return 0;
+        size *= dim.value;
+      }
+      bytes += size + static_cast<int64_t>(kBufferAlignment);
+    }
+  }
+  // Each rank sends its load to all others, where an all-reduce sends parts of sums.
+  const int64_t others = setup_.ranks - 1;
+  const int64_t more = bytes * others * (others - 1) / setup_.ranks;
+  const int64_t words = bytes / static_cast<int64_t>(sizeof(int64_t));
+  const bool is_small = words <= Communicator::kMostRoom && bytes <= setup_.bucket_bytes;
+  return is_small && more <= kMostMoreBytes ? words : 0;
 }
 
 bool RankGroup::IsShared(int i) const {

@@ -298,7 +298,7 @@ Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const dou
                            static_cast<int64_t>(micro_steps.value()),
                            static_cast<int64_t>(HashOfSample())};
   static_assert(std::size(words) == kAlikeWords);
-  collectives_->Compare(words, uses_, is_update);
+  collectives_->Compare(words, uses_, is_update, is_update ? load_ : 0);
   run.collectives = collectives_;
   return {};
 }
@@ -315,7 +315,7 @@ void RankGroup::TellOthers(const Status& failure) const {
   const std::array<int64_t, kComparedWords> words = {kFailed};
   RankFacts facts = StepFacts();
   facts.emplace_back("the failure of the step", failure.message());
-  if (communicator_->Gather(words, Deadline()).ok() &&
+  if (communicator_->Meet(words, Deadline()).ok() &&
       GatherFacts(*communicator_, facts, Deadline()).ok())
     return;
   communicator_->Abort(failure.message());

@@ -13,6 +13,7 @@
 
 #include "core/distributed/communicator.h"
 #include "core/distributed/rank_facts.h"
+#include "core/distributed/run_collectives.h"
 #include "core/runtime/program.h"
 #include "training/session/run_control.h"
 #include "training/session/session_parameters.h"
@@ -22,14 +23,14 @@
 
 namespace caesura {
 
-class RunCollectives;  // core/distributed/run_collectives.h
-struct StepProgram;    // training/step/step_program.h
+struct StepProgram;  // training/step/step_program.h
 
-// The words that ranks exchange before an update: those that must be alike, then a bit for each row
-// of parameters that the rank uses (StepOptions::skips_unused). The first one is 0; a caller that
-// sends others in its place has something else to say.
+// The words of the meeting of ranks (Communicator::Meet) that each update has: those that must be
+// alike, then a bit for each row of parameters that the rank uses (StepOptions::skips_unused), then
+// those of the agreement. The first one is 0; a caller that meets with others in its place has
+// something else to say.
 inline constexpr size_t kAlikeWords = 7, kUseWords = 4;
-inline constexpr size_t kComparedWords = kAlikeWords + kUseWords;
+inline constexpr size_t kComparedWords = kAlikeWords + kUseWords + RunCollectives::kAgreedWords;
 // The first word of a session that saves, or whose step has failed before its exchange.
 inline constexpr int64_t kSaves = 2, kFailed = 3;
 // So many rows may a step have that leaves unused ones as they are.
@@ -41,11 +42,11 @@ inline constexpr int64_t kMostRows = kUseWords * 64;
 Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator* communicator,
                              const ProviderList& providers);
 
-// The parameters that rank 0 and this one have, and how far they are, move together from Join on.
 // Comes in place of RankGroup::Join where this rank makes no session: the others, who join, fail
 // with its reason.
 void RefuseToJoin(const TrainingOptions& options, const Status& reason);
 
+// The parameters that rank 0 and this one have, and how far they are, move together from Join on.
 // With no other ranks only setup, communicator, rank and Memory may be called, and Replace. Thread
 // safety: one thread at a time.
 class RankGroup {
@@ -122,6 +123,9 @@ class RankGroup {
   // The number of micro-steps so far; where the caller decides when to update, that of this update.
   // Empty: ranks may have other numbers.
   std::string MicroSteps() const;
+  // The words of all that a step exchanges, where it may be exchanged in one meeting at the end of
+  // the backward; otherwise 0.
+  int64_t LoadOf(const StepProgram& update) const;
   // A hash of a part of all values, the same part on all ranks.
   uint64_t HashOfSample() const;
   // True for an entry of the set that is the same on all ranks.
@@ -155,6 +159,7 @@ class RankGroup {
   RankFacts step_facts_;  // what DescribeStep was told
   std::vector<std::vector<std::string>> exchanged_;
   uint64_t step_hash_ = 0;  // of it
+  int64_t load_ = 0;        // words of what such a step exchanges, where they are few
   uint64_t callers_facts_ = 0;
   bool is_update_ = true;                          // the step that runs updates
   std::vector<double> coefficients_;               // of the step that runs

@@ -101,7 +101,7 @@ Status RankGroup::Save(Checkpoint checkpoint, const std::string& path) const {
 Status RankGroup::MeetToSave() const {
   if (!options_.ranks.join) return {};  // the caller does it
   int64_t words[kComparedWords] = {kSaves};
-  const Result<std::vector<int64_t>> all = communicator_->Gather(words, Deadline());
+  const Result<std::vector<int64_t>> all = communicator_->Meet(words, Deadline());
   if (!all.ok()) return all.status().WithPrefix("divided state: all ranks call Save: ");
   for (size_t at = 0; at < all->size(); at += kComparedWords) {
     if ((*all)[at] != kSaves) return Refusal("the ranks' calls differ", StepFacts("Save"));

@@ -122,9 +122,11 @@ class NcclRanks : public Communicator {
   Status Join(const nccl::UniqueId& id);
   // Makes the stream wait for the launch; null: the host.
   Status Wait(Launch& launch, void* stream, Clock::time_point deadline);
-  Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words) override {
-    return control_->StartGather(words);
+  Result<std::unique_ptr<Gathering>> StartGather(std::span<const int64_t> words,
+                                                 std::vector<int64_t> load) override {
+    return control_->StartGather(words, std::move(load));
   }
+  int64_t& room() override { return control_->room(); }
 
  protected:
   Result<std::vector<int64_t>> GatherWords(std::span<const int64_t> words,

@@ -163,6 +163,32 @@ std::string GatherWords(Communicator& c) {
   return all->size() == want.size() ? Compare(*all, want) : "another number of words";
 }
 
+// Each rank brings another load, and the last rank asks for the most room.
+std::string Meetings(Communicator& c) {
+  std::string wrong;
+  const int64_t asked[] = {3, 3, 0, 0};
+  int64_t room = 0;
+  for (const int64_t most : asked) {
+    if (c.room() != room) wrong += "there is room for " + std::to_string(c.room()) + "; ";
+    const int64_t words[] = {c.rank() + 7};
+    std::vector<int64_t> load(room > 0 ? 1 + c.rank() % 2 : 0, c.rank() + 1);
+    auto meeting =
+        c.StartMeeting(words, std::move(load), c.rank() + 1 == c.size() ? most : most / 2);
+    if (!meeting.ok()) return wrong + Text(meeting.status());
+    const auto all = (*meeting)->Wait(Clock::now() + seconds(60));
+    if (!all.ok()) return wrong + Text(all.status());
+    for (int r = 0; r < c.size(); ++r) {
+      const std::span<const int64_t> given = (*meeting)->load(r);
+      std::vector<int64_t> want(room > 0 ? 1 + r % 2 : 0, r + 1);
+      want.resize(static_cast<size_t>(room));
+      wrong += Compare(std::vector<int64_t>(given.begin(), given.end()), want);
+      wrong += Compare(std::vector<int64_t>{(*all)[r]}, {r + 7});
+    }
+    room = most;
+  }
+  return wrong;
+}
+
 std::string WrongArguments(Communicator& c) {
   float data[2] = {};
   const Collective wrong[] = {Collective::AllReduce(DType::kString, data, 1),
@@ -182,12 +208,19 @@ std::string WrongArguments(Communicator& c) {
 
 const std::vector<RankCheck>& RankChecks() {
   static const std::vector<RankCheck> checks = {
-      {"all_reduce", AllReduce},        {"min_max", MinMax},
-      {"not_finite", NotFinite},        {"reduce_scatter", ReduceScatter},
-      {"all_gather", AllGather},        {"broadcast", Broadcast},
-      {"all_to_all", AllToAll},         {"send_receive", SendReceive},
-      {"many_in_flight", ManyInFlight}, {"same_bits", SameBits},
-      {"gather_words", GatherWords},    {"wrong_arguments", WrongArguments},
+      {"all_reduce", AllReduce},
+      {"min_max", MinMax},
+      {"not_finite", NotFinite},
+      {"reduce_scatter", ReduceScatter},
+      {"all_gather", AllGather},
+      {"broadcast", Broadcast},
+      {"all_to_all", AllToAll},
+      {"send_receive", SendReceive},
+      {"many_in_flight", ManyInFlight},
+      {"same_bits", SameBits},
+      {"gather_words", GatherWords},
+      {"meetings", Meetings},
+      {"wrong_arguments", WrongArguments},
   };
   return checks;
 }

@@ -178,6 +178,107 @@ TEST(RunCollectives, ExchangeNothingOfRowsThatNoRankUses) {
   });
 }
 
+// The first run has no room for its load beside the words yet.
+TEST(RunCollectives, ALoadIsExchangedInOneMeeting) {
+  for (const int size : {2, 3}) {
+    RunRanks(size, [&](Communicator& inner) {
+      FaultyCommunicator c(inner);
+      int started = 0;
+      c.AtStarts([&](const Collective&, int) { ++started; });
+      for (const int exchanges : {2, 1, 1}) {
+        const auto rank = static_cast<float>(c.rank());
+        const int64_t words[] = {7}, uses[] = {c.rank() == 1 ? 1 : 0};
+        std::vector<float> sum = {1 + rank, 2, 3}, first = {5 + rank, 6}, idle = {rank, rank};
+        std::vector<float> parts(2 * static_cast<size_t>(size), rank), part(2);
+        started = 0;
+        auto flag = std::make_shared<std::atomic<bool>>(c.rank() == 1);
+        RunCollectives run(c, seconds(60), flag);
+        run.Share(1 + c.rank());
+        run.Compare(words, uses, /*at_once=*/true, /*load=*/12);
+        ASSERT_TRUE(run.Begin().ok());
+        ASSERT_TRUE(run.Start(0, SumOf(sum), 0).ok());
+        ASSERT_TRUE(run.Start(1, SumOf(idle), 1).ok());
+        ASSERT_TRUE(run.Start(2, Collective::Broadcast(DType::kFloat32, first.data(), 2, 1)).ok());
+        ASSERT_TRUE(
+            run.Start(3, Collective::ReduceScatter(DType::kFloat32, parts.data(), part.data(), 2))
+                .ok());
+        EXPECT_EQ(started, exchanges - 1);
+        EXPECT_FALSE(run.agreed());
+        for (const int64_t number : {2, 0, 1, 3}) ASSERT_TRUE(run.Wait(number).ok());
+        EXPECT_EQ(run.Wait(2).code(), StatusCode::kInternal);
+        EXPECT_TRUE(run.agreed());
+        ASSERT_TRUE(run.Agree().ok());
+        EXPECT_EQ(started, exchanges);
+        const auto n = static_cast<float>(size), all = n * (n - 1) / 2;
+        EXPECT_THAT(sum, ElementsAre(n + all, 2 * n, 3 * n));
+        EXPECT_THAT(idle, ElementsAre(rank, rank));
+        EXPECT_THAT(first, ElementsAre(6, 6));
+        EXPECT_THAT(part, ElementsAre(all, all));
+        EXPECT_TRUE(run.flag_raised());
+        EXPECT_EQ(run.shared_sum(), n + all);
+        EXPECT_TRUE(run.used(0));
+        EXPECT_FALSE(run.used(1));
+        ASSERT_TRUE(run.Agree().ok());  // anew
+        EXPECT_EQ(started, exchanges + 1);
+      }
+    });
+  }
+}
+
+// Neither a step with another load nor a caller that meets for something else ends the engine.
+TEST(RunCollectives, ALoadIsRefusedWithTheWords) {
+  RunRanks(2, [](Communicator& c) {
+    const auto run_of = [&](int64_t word, size_t size) {
+      std::vector<float> sum(size, 1);
+      RunCollectives run(c, seconds(60));
+      run.Compare(std::vector<int64_t>{word}, {}, /*at_once=*/true, static_cast<int64_t>(size));
+      Status status = run.Begin();
+      if (status.ok()) status = run.Start(0, SumOf(sum));
+      if (status.ok()) status = run.Wait(0);
+      EXPECT_THAT(sum, ::testing::Each(status.ok() ? 2 : 1));
+      EXPECT_EQ(run.differs(), !status.ok());
+      return status;
+    };
+    ASSERT_TRUE(run_of(1, 10).ok());
+    ASSERT_TRUE(run_of(1, 10).ok());
+    EXPECT_EQ(run_of(c.rank(), c.rank() == 0 ? 10 : 4).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(run_of(c.rank(), c.rank() == 0 ? 10 : 400).code(), StatusCode::kInvalidArgument);
+    ASSERT_TRUE(run_of(1, 10).ok());
+    if (c.rank() == 0) {
+      EXPECT_EQ(run_of(1, 10).code(), StatusCode::kInvalidArgument);
+    } else {
+      const int64_t words[1 + RunCollectives::kAgreedWords] = {2};
+      EXPECT_EQ((*c.Meet(words, Clock::now() + seconds(60)))[0], 1);
+    }
+    ASSERT_TRUE(run_of(1, 10).ok());
+    ASSERT_TRUE(run_of(1, 10).ok());
+  });
+}
+
+TEST(RunCollectives, ALaterCollectiveIsNotAgreedByTheMeeting) {
+  RunRanks(2, [](Communicator& inner) {
+    FaultyCommunicator c(inner);
+    std::vector<float> sum = {1}, later = {1};
+    const int64_t words[] = {1};
+    RunCollectives run(c, seconds(60));
+    run.Compare(words, {}, /*at_once=*/true, /*load=*/1);
+    ASSERT_TRUE(run.Begin().ok());
+    ASSERT_TRUE(run.Start(0, SumOf(sum)).ok());
+    ASSERT_TRUE(run.Wait(0).ok());
+    ASSERT_TRUE(run.Start(0, SumOf(later)).ok());
+    EXPECT_FALSE(run.agreed());
+    ASSERT_TRUE(run.Wait(0).ok());
+    int started = 0;
+    c.AtStarts([&](const Collective&, int) { ++started; });
+    ASSERT_TRUE(run.Agree().ok());
+    EXPECT_EQ(started, 1);
+    EXPECT_TRUE(run.agreed());
+    ASSERT_TRUE(run.Start(0, SumOf(later)).ok());  // that of an update
+    EXPECT_TRUE(run.agreed());
+    ASSERT_TRUE(run.Wait(0).ok());
+  });
+}
+
 TEST(RunCollectives, AComparisonThatNobodyWaitsForEndsTheCommunicator) {
   const auto ranks = LocalCommunicators(2);
   const int64_t words[] = {1};

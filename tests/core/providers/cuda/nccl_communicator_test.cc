@@ -114,6 +114,25 @@ TEST_F(NcclCommunicators, ALateRankIsAnErrorAndAnAbortFreesTheMemory) {
   });
 }
 
+// Rank 1 comes to the sum only after the meeting.
+TEST_F(NcclCommunicators, AMeetingWaitsForNoCollectiveOfADevice) {
+  RunGpuRanks(2, [&](Communicator& c, const CudaOptions& options) {
+    const auto provider = Provider(options);
+    const auto buffer = *provider->allocator().Allocate(64);
+    Collective sum = Collective::AllReduce(DType::kFloat32, buffer->data(), 16);
+    sum.stream = provider->stream();
+    std::unique_ptr<Work> work;
+    if (c.rank() == 0) work = c.Start(sum).value();
+    const int64_t words[] = {c.rank()};
+    const auto all = c.Meet(words, Clock::now() + seconds(60));
+    ASSERT_TRUE(all.ok()) << all.status().ToString();
+    EXPECT_EQ(*all, std::vector<int64_t>({0, 1}));
+    if (c.rank() == 1) work = c.Start(sum).value();
+    EXPECT_TRUE(work->Wait(Clock::now() + seconds(60)).ok());
+    EXPECT_TRUE(c.Gather(words, Clock::now() + seconds(60)).ok());
+  });
+}
+
 TEST_F(NcclCommunicators, AnAbortEndsTheWaitOfThisRankAndOfOthers) {
   RunGpuRanks(2, [&](Communicator& c, const CudaOptions& options) {
     const auto provider = Provider(options);

@@ -198,7 +198,7 @@ class StepRanks:
         rows = [[0]]
         while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
             try:
-                all_words = among.gather(words)
+                all_words = among.meet(words)
             except RankFailure as error:
                 raise RankFailure(f"all ranks call {what}: {error}") from None
             rows = [all_words[at:at + size] for at in range(0, len(all_words), size)]
