@@ -294,6 +294,68 @@ def alone(rank):
     return True
 
 
+class Breaks(nn.Module):
+    """A forward that one rank cannot capture."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.breaks = nn.Linear(8, 4), False
+
+    def forward(self, x):
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return self.net(x)
+
+
+def alone_in_a_capture(rank):
+    """A rank that cannot capture its first call tells the others."""
+    net = Breaks()
+    step = caesura.compile_step(net, CE, _sgd(net))
+    net.breaks = rank == 1
+    began = time.monotonic()
+    _refused(step, rank, "the step cannot be one program", *(["rank 1 has refused this call"] if rank == 0 else []))
+    assert time.monotonic() - began < 30
+    net.breaks = False
+    step(*_batch(rank, 0))
+    same_on_all_ranks(net.parameters())
+    return True
+
+
+def unmade(rank):
+    """A rank that cannot make its step tells the others, before or after they have called theirs. It does not wait for them."""
+    group = dist.new_group([0, 1])
+    wrong = {"clip_norm": -1.0}, {"ranks": caesura.Ranks(group, shard=2), "accumulation_steps": 2}
+    for options in wrong:
+        for waits in (0, 1):  # the rank that comes late
+            ranks = options.get("ranks", caesura.Ranks(group))
+            net = _net()
+            if rank == waits:
+                time.sleep(1)
+            if rank == 1:
+                began = time.monotonic()
+                with pytest.raises(ValueError, match="clip_norm is a norm|shard=2 needs accumulation_steps=1"):
+                    caesura.compile_step(net, CE, _sgd(net), **({"ranks": ranks} | options))
+                assert waits == 1 or time.monotonic() - began < 0.5
+            else:
+                step = caesura.compile_step(net, CE, _sgd(net), ranks=caesura.Ranks(group))
+                began = time.monotonic()
+                _refused(step, rank, "rank 1 has refused", "clip_norm is a norm" if "clip_norm" in options else "shard=2 needs")
+                assert time.monotonic() - began < 30
+            if rank == 1:
+                step = caesura.compile_step(net, CE, _sgd(net), ranks=caesura.Ranks(group))
+            for call in range(2):
+                step(*_batch(rank, call))
+            same_on_all_ranks(net.parameters())
+    for _ in range(2):  # all ranks refuse: no later step hears of it
+        with pytest.raises(ValueError, match="clip_norm is a norm"):
+            caesura.compile_step(net, CE, _sgd(net), clip_norm=-1.0, ranks=caesura.Ranks(group))
+    step = caesura.compile_step(net, CE, _sgd(net), ranks=caesura.Ranks(group))
+    step(*_batch(rank, 0))
+    same_on_all_ranks(net.parameters())
+    return True
+
+
 def lengths_of_a_second_step(rank):
     """Sizes that vary on one rank only, also in the second step of a process."""
     for _ in range(2):
@@ -345,7 +407,7 @@ def members(rank):
 
 
 @pytest.mark.parametrize("body", [frozen, statistics, later_head, other_divided, state, refusals, options, later, counts, alone,
-                                  lengths_of_a_second_step], ids=lambda body: body.__name__)
+                                  alone_in_a_capture, unmade, lengths_of_a_second_step], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body, seconds=60)
 

@@ -29,7 +29,7 @@ from caesura.errors import Error, StepRefused
 from caesura.frontends.export import Exported
 from caesura.frontends.measured import Measured
 from caesura.frontends.ranked import Ranked
-from caesura.frontends.step_checks import raise_as_eager, refuse_hooks
+from caesura.frontends.step_checks import raise_as_eager, refuse_hooks, refuse_ranks
 from caesura.frontends.suspendable import Suspendable
 from caesura.lowering.training_importer import DECOMPOSED_TWICE, KEPT, ForwardImporter
 from caesura.ranks import Ranks
@@ -50,8 +50,9 @@ from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, TURNS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
 from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
+from caesura.runtime.step_making import StepMaking
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
-from caesura.runtime.step_ranks import Differs, StepRanks
+from caesura.runtime.step_ranks import Differs, StepRanks, telling_others
 from caesura.typing import Masks, Precision
 
 
@@ -115,16 +116,11 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
             loss = step(inputs, targets)
             scheduler.step()
     """
-    if ranks.logical_shards:
-        raise ValueError(f"logical_shards={ranks.logical_shards} is TrainingSession's: the programs of a step have no logical shards")
-    if ranks.mean_over == "tokens" and accumulation_steps != 1:
-        raise ValueError(f"mean_over='tokens' needs accumulation_steps=1, got {accumulation_steps}: the programs of a step do not "
-                         "count tokens together")
-    if ranks.shard == 2 and accumulation_steps != 1:
-        raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
-                         "gradients; take shard=1")
-    return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
-                        threads, masks, StepRanks(module, ranks))
+    making = StepMaking(ranks.group)
+    with telling_others(making, ranks.group, optimizer):
+        refuse_ranks(ranks, accumulation_steps)
+        return CompiledStep(module, loss_fn, optimizer, clip_norm, accumulation_steps, precision, memory_budget, dynamic,
+                            threads, masks, StepRanks(module, ranks, making))
 
 
 class CompiledStep(Suspendable, Ranked, Measured, Exported):

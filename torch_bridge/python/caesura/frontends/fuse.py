@@ -17,6 +17,7 @@ from caesura.reports import RECORD, Detour, fall_back, note_detour
 from caesura.runtime.optimizers import describe_own_step
 from caesura.runtime.step_fast_path import ZERO, open_update
 from caesura.runtime.step_program import StepProgram, as_real
+from caesura.runtime.step_making import StepMaking
 from caesura.runtime.step_ranks import StepRanks
 from caesura.user_code import calling_line
 
@@ -92,7 +93,7 @@ class _Updates(_core.StepCalls):
     def __init__(self, optimizer: torch.optim.Optimizer, threads: int) -> None:
         super().__init__()
         self.optimizer, self.threads = optimizer, threads
-        self._ranks = StepRanks(torch.nn.Module(), Ranks("alone"))
+        self._ranks = StepRanks(torch.nn.Module(), Ranks("alone"), StepMaking("alone"))
         self._recipe: Any = None
         self._programs: dict[tuple[int, ...], _UpdateProgram] = {}
 

@@ -8,7 +8,19 @@ import torch
 from caesura.capture.compat import backward_hooks, global_backward_hooks, global_hooks, has_accumulation_hooks, has_hooks
 from caesura.capture.frames import HOOKS_WITHIN, first_line, is_known, place_of, why
 from caesura.errors import StepRefused
-from caesura.ranks import is_sharded
+from caesura.ranks import Ranks, is_sharded
+
+
+def refuse_ranks(ranks: Ranks, accumulation_steps: int) -> None:
+    """Refuses options of the ranks that no step takes."""
+    if ranks.logical_shards:
+        raise ValueError(f"logical_shards={ranks.logical_shards} is TrainingSession's: the programs of a step have no logical shards")
+    if ranks.mean_over == "tokens" and accumulation_steps != 1:
+        raise ValueError(f"mean_over='tokens' needs accumulation_steps=1, got {accumulation_steps}: the programs of a step do not "
+                         "count tokens together")
+    if ranks.shard == 2 and accumulation_steps != 1:
+        raise ValueError(f"shard=2 needs accumulation_steps=1, got {accumulation_steps}: the programs of a step accumulate whole "
+                         "gradients; take shard=1")
 
 
 def refuse_hooks(step: Any) -> None:

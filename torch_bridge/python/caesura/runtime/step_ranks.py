@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of a compiled step."""
 
+import contextlib
 import json
 import logging
 import weakref
@@ -15,10 +16,12 @@ from caesura.rewrites.dtensors import held, is_dtensor
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.rank_facts import facts_of, hash_of, rates_of
 from caesura.runtime.rank_rows import RankRows
+from caesura.runtime.step_making import StepMaking
 from caesura.runtime.step_shards import StepShards
 
 _TRIES = 4  # of one call whose ranks differ in what they cannot tell
 _MEETS = 1  # the first word of ranks that compare all their facts; a step's is 0
+_UNMADE = 2  # the fifth word of a rank that could not make its step; of one that refuses a call it is 1
 _ALIKE = "Nothing has changed: make them alike and call again. A new step takes all values from rank 0"
 
 
@@ -41,11 +44,12 @@ class StepRanks:
     taken, nothing is done: all ranks compare their facts again, take what is missing and begin anew, or refuse the call.
     """
 
-    def __init__(self, module, ranks: Ranks):
+    def __init__(self, module, ranks: Ranks, making: StepMaking):
         if any(isinstance(part, torch.nn.parallel.DistributedDataParallel) for part in module.modules()):
             raise StepRefused("a step exchanges gradients itself: give compile_step() the module that DistributedDataParallel "
                               "holds (its .module)")
         self._group, self._has_others = ranks.group, False
+        self._making, self._has_begun = making, False
         self._communicators = {}  # by the device whose memory is exchanged
         self._is_settled = False  # since all facts were compared last, nothing has differed
         # The tensors that the ranks have joined, by name; the group that did.
@@ -63,11 +67,19 @@ class StepRanks:
         is."""
         if self._has_others:
             return
-        self._has_others = has_other_ranks(self._group)
-        if self._has_others and any(p.session is not None for p in programs):
-            raise StepRefused("the process group was initialised after this step's first call: make the step again")
-        if self._has_others and reason:
-            self.refuse_optimizer(optimizer, reason)
+        if not has_other_ranks(self._group):
+            return
+        self._making.find()
+        try:
+            with telling_others(self._making, self._group, optimizer):
+                if any(p.session is not None for p in programs):
+                    raise StepRefused("the process group was initialised after this step's first call: make the step again")
+                if reason:
+                    self.refuse_optimizer(optimizer, reason)
+        except StepRefused:
+            self._making = StepMaking(self._group)
+            raise
+        self._has_others = True
 
     def refuse_optimizer(self, optimizer, reason):
         """Refuses an optimizer that PyTorch steps: the gradients that it would read are those of this rank."""
@@ -153,6 +165,7 @@ class StepRanks:
         step.micro_steps = int(max(calls)) // step.accumulation_steps * step.accumulation_steps
         self._group = self._host = group
         self._has_others, self._communicators, self._is_settled = group.size() > 1, {}, False
+        self._has_begun = True
         self.drop_rows(step)
 
     # --- what the ranks have in common ---
@@ -187,21 +200,23 @@ class StepRanks:
         Raises:
             StepRefused: facts differ, or another rank has refused; on all ranks, which may call again.
         """
+        if not self._has_begun and (unmade := self._making.begin()):
+            self._making = StepMaking(self._group)
+            raise StepRefused(unmade)
+        self._has_begun = True
         device = step.optimizer.param_groups[0]["params"][0].device
         among = self._communicator(device, None if device == CPU else open_gpu(device)[0])
         tensors, differing, wants = self._shared(step), step._differing, self._wants_rows
         step._differing, self._is_settled, self._wants_rows = None, False, False
         facts = [("the call", what), *rates_of(step), *self._facts(step, tensors)]
-        not_taken, size = self._not_taken(tensors), _core.compared_words
+        not_taken = self._not_taken(tensors)
         words = [_MEETS, hash_of(facts), int(bool(not_taken)), int(differing is not None), int(bool(refused)), int(wants)]
-        words += [0] * (size - len(words))
-        rows = [[0]]
-        while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
-            try:
-                all_words = among.meet(words)
-            except RankFailure as error:
-                raise RankFailure(f"all ranks call {what}: {error}") from None
-            rows = [all_words[at:at + size] for at in range(0, len(all_words), size)]
+        try:
+            rows = _gather(among, words)
+        except RankFailure as error:
+            raise RankFailure(f"all ranks call {what}: {error}") from None
+        if any(row[4] == _UNMADE for row in rows):  # that rank makes another one, which is this one's
+            self._making, self._has_begun = StepMaking(self._group), False
         all_differed, all_want = all(row[3] for row in rows), any(row[5] for row in rows)
         if all_differed or any(row[1] != words[1] or row[4] for row in rows):
             self._compare(among, facts, refused)
@@ -406,6 +421,38 @@ class StepRanks:
         if self.shards.is_divided:
             self.meet(step, "gather_state()")
             self.shards.gather(step.optimizer, torch.distributed.group.WORLD if self._group is None else self._group)
+
+
+@contextlib.contextmanager
+def telling_others(making, group, optimizer):
+    """Tells the other ranks of the group where the body, which makes a step of the optimizer's, fails."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            if has_other_ranks(group) and making.refuse(
+                    f"rank {torch.distributed.get_rank(group)} has refused compile_step(), and nothing has changed: {error}"):
+                _refuse(group, optimizer, str(error))
+        except Exception as failure:
+            logging.getLogger("caesura").info("the other ranks were not told of a refusal: %s", failure)
+        raise
+
+
+def _refuse(group, optimizer, words):
+    """Refuses the first call of a step that is not made here, and which other ranks have begun."""
+    device = optimizer.param_groups[0]["params"][0].device
+    among = communicator(group, None if device == CPU else open_gpu(device)[0])
+    _gather(among, [_MEETS, 0, 0, 0, _UNMADE])
+    among.gather_facts([("", words)])
+
+
+def _gather(among, words) -> list:
+    """Returns the words of all ranks that compare their facts."""
+    size, rows = _core.compared_words, [[0]]
+    while any(row[0] != _MEETS for row in rows):  # a rank that began a step comes next
+        all_words = among.meet(words + [0] * (size - len(words)))
+        rows = [all_words[at:at + size] for at in range(0, len(all_words), size)]
+    return rows
 
 
 def _broadcast(tensor, group, root):
