@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled steps on ranks that begin apart, or whose steps differ: they train as one process would, or all refuse the call."""
 
+import contextlib
 import os
 import time
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.algorithms.join import Join  # noqa: E402
 
 import caesura  # noqa: E402
 from caesura import torch_kernels  # noqa: E402
@@ -356,6 +358,44 @@ def unmade(rank):
     return True
 
 
+def batches_end(rank):
+    """With Join a rank that runs out of batches ends the loop of all at once; those that end together go on."""
+    for uneven in (0, 1):
+        net, done = _net(), 0
+        step = caesura.compile_step(net, CE, _sgd(net), accumulation_steps=1 + uneven)
+        for more in (0, 2 * uneven, 0):
+            began = time.monotonic()
+            with contextlib.ExitStack() as refuses:
+                if more:
+                    words = "the call is a step on rank 0, the end of the batches on rank 1"
+                    refuses.enter_context(pytest.raises(caesura.StepRefused, match=words))
+                with Join([step]):
+                    for i in range(2 + (more if rank == 0 else 0)):
+                        step(*_batch(rank, i))
+                        done += 1
+            assert time.monotonic() - began < 30
+            same_on_all_ranks(net.parameters())
+    return True
+
+
+def loop_ends(rank, ends):
+    """A rank leaves its loop without a word. The others' error says that it was lost where its process has ended, and otherwise, at
+    the time-out, that nothing was heard of it."""
+    net = _net()
+    step = caesura.compile_step(net, CE, _sgd(net))
+    for i in range(2):
+        step(*_batch(rank, i))
+    if rank == 1:
+        if not ends:
+            with contextlib.suppress(RuntimeError):
+                dist.barrier()
+        return
+    before = [value.detach().clone() for value in _values(step)]
+    with pytest.raises(caesura.RankFailure, match="losed by peer|reset by peer" if ends else "nothing was heard of rank 1"):
+        step(*_batch(rank, 2))
+    assert all(map(torch.equal, before, _values(step)))
+
+
 def lengths_of_a_second_step(rank):
     """Sizes that vary on one rank only, also in the second step of a process."""
     for _ in range(2):
@@ -407,7 +447,8 @@ def members(rank):
 
 
 @pytest.mark.parametrize("body", [frozen, statistics, later_head, other_divided, state, refusals, options, later, counts, alone,
-                                  alone_in_a_capture, unmade, lengths_of_a_second_step], ids=lambda body: body.__name__)
+                                  alone_in_a_capture, unmade, batches_end,
+                                  lengths_of_a_second_step], ids=lambda body: body.__name__)
 def test_two_ranks(body):
     run_ranks(2, body, seconds=60)
 
@@ -422,3 +463,8 @@ def test_calls_for_all_ranks(tmp_path):
 
 def test_members_of_a_group():
     run_ranks(3, members, seconds=60)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=("the process ends", "it waits elsewhere"))
+def test_a_rank_leaves_its_loop(ends):
+    run_ranks(2, loop_ends, ends, seconds=60 if ends else 4)

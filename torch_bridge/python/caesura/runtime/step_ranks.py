@@ -416,6 +416,12 @@ class StepRanks:
         return {"communicator": self._communicator(device, gpu) if self._has_others else None, "join_ranks": False,
                 **self.shards.arguments(), **self._options, **self.rows.arguments()}
 
+    def end_batches(self, step):
+        """Is told that this rank has no more batches. All ranks come here, or all raise StepRefused."""
+        self.find(step._programs, step.optimizer, step._recipe.reason)
+        if self._has_others:
+            self.meet(step, "the end of the batches")
+
     def gather_state(self, step):
         """Puts the whole state into the optimizer, where this rank has parts of it."""
         if self.shards.is_divided:
