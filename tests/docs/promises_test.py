@@ -11,7 +11,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 RANKS, FRONTENDS = "tests/python/ranks", "tests/python/frontends"
 INTEGRATIONS = "tests/python/integrations/integrations_test.py"
 STEP, AGREE, DIFFER = f"{RANKS}/step_ranks_test.py", f"{RANKS}/rank_agreement_test.py", f"{RANKS}/rank_differences_test.py"
-USES = f"{RANKS}/rank_uses_test.py"
+USES, REFUSE = f"{RANKS}/rank_uses_test.py", f"{RANKS}/rank_refusals_test.py"
 PARALLEL, DDP, MPI = f"{RANKS}/parallel_step_test.py", f"{RANKS}/ranks_test.py", "tests/training/command/mpirun_test.py"
 CUDA, NORMS = "tests/python/cuda/cuda_ranks_test.py", "tests/python/capture/sync_batch_norm_test.py"
 WRAP, CALLS, FUSE = f"{FRONTENDS}/wrap_test.py", f"{FRONTENDS}/wrap_calls_test.py", f"{FRONTENDS}/fuse_test.py"
@@ -65,21 +65,23 @@ PROMISES = {
         ("| the gradients that each bucket has, by their parameters", "RankPrograms.DoWhatOneProcessDoesOrAreRefused"),
         ("| the numbers of micro-steps and of updates, and the loss scale", "Ranks.WhoseStepsDifferAreRefusedAndGoOn"),
         ("| values of parameters and optimizer state", f"{AGREE}::later"),
+        ("on one rank is noticed in the next update, however few elements it changes", f"{AGREE}::writes"),
+        ("Writes on all ranks alike train on", f"{AGREE}::writes"),
         ("Options that are a rank's own affair may differ", "RankPrograms.DoWhatOneProcessDoesOrAreRefused"),
         ("are known before the first bucket is sent", "RunCollectives.CompareWordsBeforeTheFirstCollective"),
         ("All raise one error, which says what differs and between which ranks", f"{AGREE}::refusals"),
         ("The next call compares again, and trains once nothing differs", f"{AGREE}::refusals"),
         ("A session raises a `ValueError` likewise", "Ranks.WhoseStepsDifferAreRefusedAndGoOn"),
-        ("the others raise `StepRefused` with its words at once", f"{AGREE}::alone"),
-        ("Where one rank alone refuses a call of `compile_step` (a graph break, a hook)", f"{AGREE}::alone_in_a_capture"),
-        ("Wrong input is an error on its rank only", f"{AGREE}::alone"),
-        ("the first call of the others raises its words likewise", f"{AGREE}::unmade"),
-        ("The rank does not wait for them, unless they have begun", f"{AGREE}::unmade"),
-        ("`save()` and `gather_state()` with divided state are calls of all ranks", f"{AGREE}::calls"),
-        ("If a rank runs out of batches before others, all ranks raise `StepRefused` at once", f"{AGREE}::batches_end"),
-        ("Nothing has changed by that call", f"{AGREE}::batches_end"),
-        ("If its process ends, they raise a `RankFailure` at once", f"{AGREE}::loop_ends"),
-        ("If it waits elsewhere, they raise it at the time-out, and it says of which rank", f"{AGREE}::loop_ends"),
+        ("the others raise `StepRefused` with its words at once", f"{REFUSE}::alone"),
+        ("Where one rank alone refuses a call of `compile_step` (a graph break, a hook)", f"{REFUSE}::alone_in_a_capture"),
+        ("Wrong input is an error on its rank only", f"{REFUSE}::alone"),
+        ("the first call of the others raises its words likewise", f"{REFUSE}::unmade"),
+        ("The rank does not wait for them, unless they have begun", f"{REFUSE}::unmade"),
+        ("`save()` and `gather_state()` with divided state are calls of all ranks", f"{REFUSE}::calls"),
+        ("If a rank runs out of batches before others, all ranks raise `StepRefused` at once", f"{REFUSE}::batches_end"),
+        ("Nothing has changed by that call", f"{REFUSE}::batches_end"),
+        ("If its process ends, they raise a `RankFailure` at once", f"{REFUSE}::loop_ends"),
+        ("If it waits elsewhere, they raise it at the time-out, and it says of which rank", f"{REFUSE}::loop_ends"),
         ("each token counts alike, on whatever rank it is", f"{STEP}::tokens"),
         ("and refuses others and `accumulation_steps`", f"{STEP}::tokens"),
         ("gradients are exchanged in bfloat16, which halves the bytes", f"{STEP}::compressed"),

@@ -142,6 +142,7 @@ class StepCall {
     }
     const double scale = session_.progress().loss_scale();
     session_.ranks().set_uses(uses_);
+    if (session_.ranks().setup().has_others()) session_.ranks().set_writes(watch_.Writes());
     if (gpu_ != nullptr) Check(gpu_->WaitForTorch());
     const auto began = std::chrono::steady_clock::now();
     auto loss = WithoutGil([&] { return session_.Step(values_); });

@@ -361,6 +361,8 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
       .def_prop_ro("shards", &ShardsOf)
       .def("set_callers_facts",
            [](TrainingSession& session, uint64_t hash) { session.ranks().set_callers_facts(hash); })
+      .def("set_writes",
+           [](TrainingSession& session, uint64_t count) { session.ranks().set_writes(count); })
       .def("set_uses", [](TrainingSession& session,
                           const std::vector<int>& rows) { session.ranks().set_uses(rows); })
       .def("used",

@@ -208,6 +208,16 @@ void Watch::Returns(nb::object call, nb::object result) {
   rows_.push_back({Kind::kReturns, std::move(call), std::move(result)});
 }
 
+void Watch::Version(nb::object tensor) { versioned_.push_back(std::move(tensor)); }
+
+uint64_t Watch::Writes() const {
+  static const Property version(TensorType(), "_version");
+  uint64_t sum = 0;
+  for (const nb::object& tensor : versioned_)
+    sum += PyLong_AsUnsignedLongLong(version.Of(tensor).ptr());
+  return sum;
+}
+
 void Watch::Unhooked(nb::object tensor) {
   hooks_made_.reset();
   unhooked_.push_back(std::move(tensor));
@@ -308,6 +318,7 @@ int Watch::Traverse(visitproc visit, void* arg) const {
   }
   for (const TensorRow& row : tensors_) Py_VISIT(row.tensor.ptr());
   for (const nb::object& tensor : unhooked_) Py_VISIT(tensor.ptr());
+  for (const nb::object& tensor : versioned_) Py_VISIT(tensor.ptr());
   return 0;
 }
 
@@ -317,6 +328,7 @@ void Watch::Clear() {
   rows_.clear();
   tensors_.clear();
   unhooked_.clear();
+  versioned_.clear();
 }
 
 Signature::Part::Part(nb::handle value, std::vector<PyObject*>& tensors)
@@ -410,6 +422,8 @@ void BindWatch(nb::module_& m) {
       .def("function", &Watch::Function)
       .def("returns", &Watch::Returns, nb::arg("call"), nb::arg("result").none())
       .def("tensor", &Watch::TorchTensor, nb::arg("tensor"), nb::arg("bytes"))
+      .def("version", &Watch::Version, nb::arg("tensor"))
+      .def("writes", &Watch::Writes)
       .def("unhooked", &Watch::Unhooked)
       .def("unchanged", &Watch::Unchanged);
   nb::class_<Signature>(m, "Signature")

@@ -45,11 +45,14 @@ class Watch {
   // A torch.Tensor's dtype, device, shape, strides and whether it requires a gradient; with `bytes`
   // where its elements are, too.
   void TorchTensor(nanobind::object tensor, bool bytes);
+  // Counts PyTorch's writes to a torch.Tensor, its version, among those of Writes.
+  void Version(nanobind::object tensor);
   // A torch.Tensor is to have no hooks of its gradient. Looked at where a hook of anything was
   // registered meanwhile.
   void Unhooked(nanobind::object tensor);
 
   bool Unchanged() const;
+  uint64_t Writes() const;
 
   int Traverse(visitproc visit, void* arg) const;
   void Clear();
@@ -84,7 +87,7 @@ class Watch {
   std::unordered_map<PyObject*, size_t> numbers_;  // of dicts_, by dict
   std::vector<Row> rows_;
   std::vector<TensorRow> tensors_;
-  std::vector<nanobind::object> unhooked_;
+  std::vector<nanobind::object> unhooked_, versioned_;
   mutable nanobind::object
       hooks_made_;  // PyTorch's count of hooks, when the unhooked were last seen to have none
 };

@@ -292,7 +292,7 @@ Status RankGroup::BeginStep(RunOptions& run, bool is_update, std::span<const dou
   micro_steps.Mix(MicroSteps());
   const int64_t words[] = {0,
                            static_cast<int64_t>(step_hash_),
-                           static_cast<int64_t>(callers_facts_),
+                           static_cast<int64_t>(callers_facts_ + writes_),
                            static_cast<int64_t>(rates.value()),
                            progress_.updates,
                            static_cast<int64_t>(micro_steps.value()),

@@ -66,6 +66,9 @@ class RankGroup {
   void DescribeStep(const StepProgram& update);
   // A hash of the facts that the caller of a session without `join` compares with the other ranks'.
   void set_callers_facts(uint64_t hash) { callers_facts_ = hash; }
+  // How often others than the session have written to its tensors since then, where the caller of
+  // such a session knows.
+  void set_writes(uint64_t count) { writes_ = count; }
   // The gradients of each bucket that a step exchanges, as StepProgram::buckets has them.
   const std::vector<std::vector<std::string>>& exchanged() const { return exchanged_; }
   // With StepOptions::skips_unused: the rows, as indices of StepOptions::groups, that this rank
@@ -160,7 +163,7 @@ class RankGroup {
   std::vector<std::vector<std::string>> exchanged_;
   uint64_t step_hash_ = 0;  // of it
   int64_t load_ = 0;        // words of what such a step exchanges, where they are few
-  uint64_t callers_facts_ = 0;
+  uint64_t callers_facts_ = 0, writes_ = 0;
   bool is_update_ = true;                          // the step that runs updates
   std::vector<double> coefficients_;               // of the step that runs
   std::vector<std::pair<int, uint64_t>> sampled_;  // entries of the set, and hashes of their names

@@ -37,6 +37,13 @@ def facts_of(step, tensors: dict, options: dict) -> list:
     return facts
 
 
+def values_of(tensors: dict, names) -> list:
+    """Hashes of these tensors' elements."""
+    bytes_of = {name: tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for name in names}
+    return [(f"the hash of the values of '{name}'", hashlib.blake2b(values, digest_size=8).hexdigest())
+            for name, values in bytes_of.items()]
+
+
 def rates_of(step) -> list:
     """The options of the optimizer that may change in each update."""
     return _options_of(step, fed=True)

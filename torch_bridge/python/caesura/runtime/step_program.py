@@ -150,7 +150,7 @@ class StepProgram:
                 owner._ranks.shards.bind(self, owner.optimizer)
         except ValueError as error:
             raise StepRefused(str(error)) from None
-        self._watch = _core.Watch()
+        self._watch, self.meeting = _core.Watch(), None
         self.watch(self._watch)
 
     def holds_its_tensors(self) -> bool:
@@ -168,7 +168,13 @@ class StepProgram:
         """Adds to a _core.Watch all that rebind() depends on."""
         for _, value in self.tensors():
             watch.tensor(held(value), True)
+        for parameter in self.owner._ranks.compared(self.owner).values():
+            watch.version(parameter)
         self.owner._recipe.watch(watch, self.learners.values())
+
+    def set_facts(self, number: int):
+        """Has the session compare a hash with the other ranks', and the number of PyTorch's writes to parameters from here on."""
+        self.session.set_callers_facts((number - self._watch.writes()) % 2**64)
 
     def counts(self) -> list:
         """The tensors that count the updates of each parameter that the last step has updated."""
@@ -264,6 +270,7 @@ class CapturedStep(StepProgram):
                                   "hand over a copy")
         session = self.session
         owner._recipe.begin(self, owner.micro_steps)
+        session.set_writes(self._watch.writes())
         session.set_uses(owner._ranks.rows.used({name for name, value in self.learners.items() if id(value) in owner._window}))
         feeds = self.feeds_of(values)
         if self.random:  # after the draws, as a StepCall has it

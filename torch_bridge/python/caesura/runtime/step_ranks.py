@@ -14,7 +14,7 @@ from caesura.errors import RankFailure, StepRefused
 from caesura.ranks import Ranks, communicator, has_other_ranks, host_group
 from caesura.rewrites.dtensors import held, is_dtensor
 from caesura.runtime.gpu import CPU, open_gpu
-from caesura.runtime.rank_facts import facts_of, hash_of, rates_of
+from caesura.runtime.rank_facts import facts_of, hash_of, rates_of, values_of
 from caesura.runtime.rank_rows import RankRows
 from caesura.runtime.step_making import StepMaking
 from caesura.runtime.step_shards import StepShards
@@ -227,7 +227,8 @@ class StepRanks:
                        for of_rank in among.gather_facts([("missing", name) for name in not_taken])]
             self._take(step, tensors, [name for name in tensors if any(name in names for names in missing)], self._host_group(), 0)
         if (all_differed or all_want) and not self._lay(step, among, differing, all_want) and all_differed:
-            self._raise_differences(among.gather_facts(differing.session.step_facts()))
+            fed = self.compared(step).keys() - {name for name, _ in differing.tensors()}
+            self._raise_differences(among.gather_facts([*differing.session.step_facts(), *values_of(tensors, sorted(fed))]))
         self._meetings += 1
         step._calls = []  # their programs have the facts of before
         self._is_settled = True
@@ -324,8 +325,15 @@ class StepRanks:
         tensors = self._shared(step)
         if self._not_taken(tensors):
             raise Differs
-        program.session.set_callers_facts(hash_of(self._facts(step, tensors)))
+        program.set_facts(hash_of(self._facts(step, tensors)))
         program.meeting = self._meetings
+
+    def compared(self, step) -> dict:
+        """The parameters, by name, that all ranks have whole, where there are others."""
+        if not self._has_others:
+            return {}
+        return {name: tensor for name, tensor in self._shared(step).items()
+                if isinstance(tensor, torch.nn.Parameter) and not is_dtensor(tensor)}
 
     def ended(self, step) -> None:
         """Is told that a call that was not quick has ended. None is quick before the first update with divided state."""
