@@ -84,6 +84,9 @@ PROMISES = {
         ("If it waits elsewhere, they raise it at the time-out, and it says of which rank", f"{REFUSE}::loop_ends"),
         ("each token counts alike, on whatever rank it is", f"{STEP}::tokens"),
         ("and refuses others and `accumulation_steps`", f"{STEP}::tokens"),
+        ("A rank whose batch has no token adds nothing. If no rank has one, the loss is NaN and the gradients are zero",
+         f"{USES}::no_tokens"),
+        ("`save()` refuses such a step", f"{USES}::plain"),
         ("gradients are exchanged in bfloat16, which halves the bytes", f"{STEP}::compressed"),
         ("is off by up to 2^-8 of the sum of the ranks' absolute values", "Ranks.ExchangeGradientsInBFloat16"),
         ("It is refused with `shard` and `logical_shards`", "Ranks.OptionsThatDoNotFitAreRefused"),
@@ -160,6 +163,29 @@ PROMISES = {
         ("a cache on disk", "tests/python/cache/call_cache_test.py::test_processes_share_the_folder"),
     ],
 }
+# By row of the table of features: the tests of the cells that say "trains", of compile_step and of wrap.
+FEATURES = {
+    "gradients exchanged while the backward goes on": ("Ranks.BucketsAreStartedEarlyAndNeedNoCopies", f"{DDP}::overlap"),
+    "optimizer state divided": (f"{STEP}::divided", f"{DDP}::sharded_optimizer"),
+    "gradients divided": (f"{USES}::shards", None),
+    "parameters divided": (None, f"{DDP}::sharded"),
+    "tensor and sequence parallel (DTensor)": (f"{PARALLEL}::as_eager", f"{DDP}::tensor_parallel"),
+    "accumulation": (f"{USES}::accumulation", f"{DDP}::around_wrap"),
+    "clipping by the norm of all gradients": (f"{STEP}::as_eager", f"{RANKS}/ranks_loops_test.py::accelerate"),
+    "parameters that some ranks do not use": (f"{USES}::plain", f"{DDP}::options"),
+    "other lengths on each rank": (f"{STEP}::lengths", None),
+    "batch norm over all ranks": (f"{NORMS}::as_ddp", None),
+    "running statistics of rank 0, or each rank's own": (f"{AGREE}::statistics", None),
+    "mean over the tokens of all ranks": (f"{STEP}::tokens", None),
+    "gradients exchanged in 16 bits": (f"{STEP}::compressed", f"{DDP}::hooks"),
+    "float16 with a scaled loss, decided alike on all ranks": (f"{USES}::options", None),
+    "a lost rank: the others go on without a restart": (f"{STEP}::test_survivors_go_on", None),
+    "a step that a lost rank interrupts changes nothing": (f"{STEP}::test_a_lost_rank_is_an_error", None),
+    "ranks that differ are told in what, before the update": (f"{AGREE}::options", None),
+    "one rank's refusal is told to the others": (f"{REFUSE}::alone", None),
+    "checkpoints for any number of ranks": (f"{RANKS}/step_programs_test.py", None),
+    "NCCL": (f"{CUDA}::as_on_cpus", None),
+}
 # Sections that tell of measurements, or what to write.
 WITHOUT = {"The cost of the agreement", "Limits", "What is tested, and by which command"}
 
@@ -190,6 +216,16 @@ def test_each_promise_is_in_the_guide_and_has_a_test(guide):
     wrong = [f"the guide does not say: {words}" for words, _ in PROMISES[guide] if words_of(words) not in text]
     wrong += [f"no test {test}, for: {words}" for words, test in PROMISES[guide] if not has_test(test)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_feature_that_trains_has_a_test():
+    section = (TOP / "docs" / "guides" / "rank_features.md").read_text().partition("## Features\n")[2].partition("\n## ")[0]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()[2:] if line.startswith("|")]
+    trains = {row[0]: tuple(cell.startswith("trains") for cell in row[1:3]) for row in table}
+    assert {name: tuple(test is not None for test in tests) for name, tests in FEATURES.items()} == {
+        name: cells for name, cells in trains.items() if any(cells)}
+    wrong = [test for tests in FEATURES.values() for test in tests if test is not None and not has_test(test)]
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("guide", PROMISES)

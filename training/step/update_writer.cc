@@ -284,12 +284,15 @@ Value* UpdateWriter::MeanFactor() {
 Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* factor = MeanFactor();
+  if (mean_factor_ != nullptr && setup_.has_others()) {  // without any token gradients are zero
+    Value* is_none = Op("IsInf", {factor}, ValueType::Tensor(DType::kBool, Shape{}));
+    factor = Op("Where", {is_none, Constant(0), factor}, wide);
+  }
   if (inverse_scale_ != nullptr) factor = Op("Mul", {factor, inverse_scale_}, wide);
   if (rank_share_ != nullptr && mean_factor_ == nullptr)
     factor = Op("Mul", {factor, rank_share_}, wide);
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
-  const bool is_known = norm_ != nullptr && micro_steps_ == 1;
-  Value* norm = is_known ? norm_ : Norm(gradients);
+  Value* norm = norm_ != nullptr && micro_steps_ == 1 ? norm_ : Norm(gradients);
   AttributeMap attributes;
   if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
+from rank_steps import in_turn  # noqa: E402
 from torch import nn  # noqa: E402
 
 import caesura  # noqa: E402
@@ -130,6 +131,5 @@ def sizes_of_values(rank):
     return True
 
 
-@pytest.mark.parametrize("body", (counts, second_step, sizes_of_values))
-def test_two_ranks(body):
-    run_ranks(2, body)
+def test_two_ranks():
+    run_ranks(2, in_turn, [counts, second_step, sizes_of_values])

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from rank_processes import run_ranks, same_on_all_ranks  # noqa: E402
+from rank_steps import in_turn  # noqa: E402
 from torch import nn  # noqa: E402
 
 import caesura  # noqa: E402
@@ -117,6 +118,8 @@ def plain(rank):
         step = _train(rank, _adamw, _UPDATES)
     assert len(step._ranks.rows.rows) == 8  # a body and three heads, in two groups each
     assert len(step._calls) >= 3  # which Python does not look into
+    with pytest.raises(ValueError, match="the ranks' calls train different parameters: save the module's"):
+        step.save("unwritten")
     return True
 
 
@@ -153,9 +156,28 @@ def norms(rank):
     return True
 
 
-BODIES = [plain, options, shards, accumulation, norms]
+def no_tokens(rank):
+    """A rank without any token adds nothing. Without any on all ranks the loss is no number and gradients are zero, as in one
+    process, whether there are rows or not."""
+    for tasks in ("a|a", "a|b"):
+        ours, eager = Tasks(), Tasks()
+        optimizers = [_adamw(eager), _adamw(ours)]
+        step = caesura.compile_step(ours, F.cross_entropy, optimizers[1], ranks=caesura.Ranks(mean_over="tokens"))
+        for call, without in enumerate(((), (0,), (1,), (0, 1), (), (0,))):
+            calls = [(*_batch(r, call), task) for r, task in enumerate(tasks.split("|"))]
+            for r in without:
+                calls[r][1][:] = -100
+            total = sum(F.cross_entropy(eager(x, task), y, reduction="sum") for x, y, task in calls)
+            count = sum(int((y != -100).sum()) for _, y, _ in calls)
+            optimizers[0].zero_grad()
+            (total / max(count, 1)).backward()
+            optimizers[0].step()
+            x, y, task = calls[rank]
+            torch.testing.assert_close(step(x, task, y), total.detach() / count, equal_nan=True)
+            for p, q in zip(eager.parameters(), ours.parameters()):
+                torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5)
+    return True
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_two_ranks(body):
-    run_ranks(2, body, seconds=60)
+def test_two_ranks():
+    run_ranks(2, in_turn, [plain, options, shards, accumulation, norms, no_tokens], seconds=60)

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import signal
 
 import pytest
 
@@ -83,3 +84,45 @@ def test_two_workers(workers, tmp_path):
     assert found["world"] == 2 and found["kernels"] >= 2 * STEPS and found["fallbacks"] == 0
     assert found["wrapped"] == pytest.approx(found["eager"], rel=1e-5)
     assert found["compiled"] == pytest.approx(found["eager"], rel=1e-5)
+
+
+def restarted(config):
+    """Saves each step. The second worker is killed once, in the middle, where `loses` says so."""
+    import caesura
+    folder, rank = pathlib.Path(config["folder"]), dist.get_rank()
+    module = net()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    losses = []
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as saved:
+            losses, states, optimizer_state = torch.load(pathlib.Path(saved) / "state.pt")
+        module.load_state_dict(states)
+        optimizer.load_state_dict(optimizer_state)
+        (folder / f"went on {len(losses)}").touch()
+    step = caesura.compile_step(module, cross_entropy, optimizer)
+    for k in range(len(losses), STEPS):
+        if config["loses"] and k == STEPS // 2 and rank == 1 and not checkpoint:
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses.append(float(step(*batch(k))))
+        path = folder / f"{rank} {k}"
+        path.mkdir(exist_ok=True)
+        torch.save([losses, module.state_dict(), optimizer.state_dict()], path / "state.pt")
+        ray.train.report({"loss": losses[-1]}, checkpoint=ray.train.Checkpoint.from_directory(path) if rank == 0 else None)
+    if rank == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+@pytest.mark.skipif("CAESURA_LONG" not in os.environ, reason="a long test (CAESURA_LONG=1)")
+def test_a_lost_worker_is_started_again(workers, tmp_path):
+    """The run ends on the losses of the undisturbed one."""
+    found = []
+    for loses in (False, True):
+        folder = tmp_path / str(loses)
+        folder.mkdir()
+        ray.train.torch.TorchTrainer(
+            restarted, train_loop_config={"folder": str(folder), "loses": loses},
+            scaling_config=ray.train.ScalingConfig(num_workers=2), torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+            run_config=ray.train.RunConfig(storage_path=str(folder), failure_config=ray.train.FailureConfig(max_failures=2))).fit()
+        found.append(json.loads((folder / "losses.json").read_text()))
+        assert any(path.name.startswith("went on") for path in folder.iterdir()) == loses
+    assert found[0] == found[1] and len(found[0]) == STEPS

@@ -9,9 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 # Calls that are refused by name so far, by what the program has.
-LIMITS = (("splits_rows", "step_offset of group"),
-          ("accumulates_parts", "get gradients by turns"),
-          ("divides_parts", "divided state|train the same parameters"))
+LIMITS = (("splits_rows", "step_offset of group"), ("divides_grown", "is another tensor than the one whose divided state"))
 WIDTH, CLASSES = 8, 4
 
 
@@ -117,11 +115,9 @@ class StepProgram:
 
     def has(self, limit):
         """Returns True if the program may come to this one of LIMITS."""
-        parts = self.tasks != "one" or self.thaws_at > 0 or self.grows
         # A refused call has split one rank's rows of parameters that have had as many updates.
         splits = self.optimizer in ("AdamW", "Adam", "Adagrad") and self.spoil == "frozen"
-        return {"splits_rows": splits, "accumulates_parts": self.accumulation_steps > 1 and parts,
-                "divides_parts": self.shard > 0 and parts}[limit]
+        return {"splits_rows": splits, "divides_grown": self.shard > 0 and self.grows}[limit]
 
 
 def draw(seed):

@@ -206,8 +206,6 @@ class Rank:
                      "frozen": "requires_grad="}.get(p.spoil)
             if (p.spoil == "eval" and "batch" not in p.parts) or (p.spoil == "frozen" and (p.accumulation_steps > 1 or p.shard)):
                 return  # no program tells the modes apart; the rank refuses by itself
-            if p.spoil == "hook" and (p.has("divides_parts") or p.has("accumulates_parts")):
-                return  # each rank may refuse for its own reason
             if (p.spoil == "state" and (state is None or p.shard)) or (p.spoil in ("value", "state") and step.micro_steps == 0):
                 return  # there is none; or the ranks join first
             if mine and p.spoil == "lr":
