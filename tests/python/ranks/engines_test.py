@@ -98,7 +98,7 @@ def started_again(launcher, undisturbed, path):
     assert code != 0 and 20 <= done(path) < undisturbed["done"], text
     code, text = run(launcher, path)
     assert code == 0, text
-    assert f"rank 1 of 2 goes on after update {done(path)}" not in text and "rank 1 of 2 goes on after update" in text
+    assert "rank 1 of 2 goes on after update" in text
     same(path, undisturbed)
 
 
