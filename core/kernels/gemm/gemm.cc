@@ -200,21 +200,16 @@ void PlainGemm(const GemmSpec& s, int threads, const void* a, const void* b, voi
     while (first < last) {
       const int64_t index = first / s.m, row = first % s.m;
       const int64_t rows = std::min(s.m - row, last - first);
-      const int64_t c_offset = BatchOffset(s.batch, s.c_batch, index);
-      auto multiply = [&] {
-        MultiplyRows<T, C>(s, row, row + rows,
-                           static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
-                           static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
-                           static_cast<C*>(c) + c_offset, static_cast<const T*>(bias),
-                           addend == nullptr ? nullptr : static_cast<const C*>(addend) + c_offset);
-      };
-      if (tiles) {
-        MultiplyFloatRows(
-            s, row, row + rows,
-            static_cast<const float*>(a) + BatchOffset(s.batch, s.a_batch, index),
-            static_cast<const float*>(b) + BatchOffset(s.batch, s.b_batch, index),
-            static_cast<float*>(c) + c_offset, static_cast<const float*>(bias),
-            addend == nullptr ? nullptr : static_cast<const float*>(addend) + c_offset);
+      const T *x = static_cast<const T*>(a) + BatchOffset(s.batch, s.a_batch, index),
+              *y = static_cast<const T*>(b) + BatchOffset(s.batch, s.b_batch, index),
+              *added = static_cast<const T*>(bias);
+      const int64_t place = BatchOffset(s.batch, s.c_batch, index);
+      C* z = static_cast<C*>(c) + place;
+      const C* other = addend == nullptr ? nullptr : static_cast<const C*>(addend) + place;
+      auto multiply = [&] { MultiplyRows<T, C>(s, row, row + rows, x, y, z, added, other); };
+      if constexpr (kFloats) {
+        if (tiles) MultiplyFloatRows(s, row, row + rows, x, y, z, added, other);
+        else OnBestIsa(multiply);
       } else if constexpr (std::is_floating_point_v<T>) {
         OnBestIsa(multiply);
       } else {
@@ -297,10 +292,12 @@ int64_t PanelRows(const GemmSpec& s, int threads) {
   return ((s.m + panels - 1) / panels + amx::kLines - 1) / amx::kLines * amx::kLines;
 }
 
-// True if float32 products that are not small go to gemm_blocks.h. With AVX2 oneDNN has half of the
-// chip's rate for blocks of terms with many columns; with AVX-512 it has nearly all of it.
+// True if products that are not small go to gemm_blocks.h. With AVX2 oneDNN has half of the chip's
+// rate for blocks of terms with many columns; with AVX-512 it has nearly all of it. It has no
+// float64.
 bool TakesBlocks(const GemmSpec& s) {
-  return BestIsa() == Isa::kX86V3 && s.dtype == DType::kFloat32 && !s.packed_b;
+  return (BestIsa() == Isa::kX86V3 && s.dtype == DType::kFloat32 && !s.packed_b) ||
+         (BestIsa() != Isa::kBaseline && s.dtype == DType::kFloat64);
 }
 
 // Even blocks of a sum of `k` terms. Below 300 they keep the mean error within 1.2 times that of a
@@ -401,7 +398,7 @@ Result<Gemm> Gemm::Create(KernelInfo& info, GemmSpec spec) {
   if (TakesBlocks(spec) && work > 0 && !IsSmall(spec, work)) {
     out.threads_ = DnnlThreads(info.threads(), work);
     out.blocks_ = GemmBlocks::Plan(spec, BatchCount(spec), EvenTerms(spec.k), out.threads_);
-    out.scratch_ = info.BookScratch(out.threads_ * out.blocks_.scratch * sizeof(float));
+    out.scratch_ = info.BookScratch(out.threads_ * out.blocks_.scratch * DTypeSize(spec.dtype));
     out.spec_ = std::move(spec);
     return out;
   }
@@ -453,22 +450,22 @@ Status Gemm::RunPanels(KernelContext& context, const void* a, const void* b, voi
   return failure;
 }
 
+template <typename T>
 void Gemm::RunBlocks(KernelContext& context, const void* a, const void* b, void* c,
                      const void* bias, const void* addend) const {
   const int64_t parts = blocks_.row_parts * blocks_.column_parts;
-  float* const scratch = context.Scratch<float>(scratch_);
+  T* const scratch = context.Scratch<T>(scratch_);
   ParallelFor(threads_, threads_, 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
       const int64_t end = blocks_.items * (thread + 1) / threads_;
       for (int64_t i = blocks_.items * thread / threads_; i < end; ++i) {
         const auto at = [&](const void* base, const std::vector<int64_t>& strides) {
-          return static_cast<const float*>(
-              At(base, BatchOffset(spec_.batch, strides, i / parts), DType::kFloat32));
+          return static_cast<const T*>(
+              At(base, BatchOffset(spec_.batch, strides, i / parts), spec_.dtype));
         };
-        MultiplyGemmBlocks(spec_, blocks_, i, at(a, spec_.a_batch), at(b, spec_.b_batch),
-                           const_cast<float*>(at(c, spec_.c_batch)),
-                           static_cast<const float*>(bias), at(addend, spec_.c_batch),
-                           scratch + thread * blocks_.scratch);
+        MultiplyGemmBlocks<T>(spec_, blocks_, i, at(a, spec_.a_batch), at(b, spec_.b_batch),
+                              const_cast<T*>(at(c, spec_.c_batch)), static_cast<const T*>(bias),
+                              at(addend, spec_.c_batch), scratch + thread * blocks_.scratch);
       }
     }
   });
@@ -479,7 +476,11 @@ Status Gemm::Run(KernelContext& context, const void* a, const void* b, void* c, 
   a = At(a, spec_.a_offset, spec_.dtype);
   b = At(b, spec_.b_offset, spec_.dtype);
   c = const_cast<void*>(At(c, spec_.c_offset, spec_.c_dtype));
-  if (blocks_.items > 0) return RunBlocks(context, a, b, c, bias, addend), Status();
+  if (blocks_.items > 0) {
+    if (spec_.dtype == DType::kFloat32) RunBlocks<float>(context, a, b, c, bias, addend);
+    else RunBlocks<double>(context, a, b, c, bias, addend);
+    return {};
+  }
   if (panel_rows_ > 0) return RunPanels(context, a, b, c, bias, addend);
   for (const Part& part : parts_) {
     const int64_t of_c = part.row * spec_.c.row;

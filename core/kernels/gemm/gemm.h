@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix products inside kernels: C = alpha * A B + bias + addend, or C += alpha * A B, over
 // batches and with any strides. Large float32 and bfloat16 products go to oneDNN, but float32 on
-// AVX2 to gemm_blocks.h; all others through a plain blocked loop. Sums of float32 over many terms
-// are taken in blocks, whose sums are then added: the error grows with the root of a block's
-// length, not of all of it.
+// AVX2, and float64, to gemm_blocks.h; all others through a plain blocked loop. Sums of float32
+// over many terms are taken in blocks, whose sums are then added: the error grows with the root of
+// a block's length, not of all of it.
 #ifndef CAESURA_CORE_KERNELS_GEMM_GEMM_H_
 #define CAESURA_CORE_KERNELS_GEMM_GEMM_H_
 
@@ -35,6 +35,7 @@ class Gemm {
   Status MakeCalls(KernelInfo& info, int threads);
   Status RunPanels(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
                    const void* addend) const;
+  template <typename T>
   void RunBlocks(KernelContext& context, const void* a, const void* b, void* c, const void* bias,
                  const void* addend) const;
 

@@ -37,7 +37,7 @@ inline void PackPanel(const float* b, MatrixStrides bs, int64_t depth, int64_t c
 // One panel of B under rows [first, last) of A, by as many rows at a time as are left. A(i, p) as
 // MultiplyBlock reads it.
 template <typename R, int kRows, bool kAcross>
-inline void MultiplyPanel(const GemmTarget& to, int64_t first, int64_t last, int64_t column,
+inline void MultiplyPanel(const GemmTarget<float>& to, int64_t first, int64_t last, int64_t column,
                           int64_t columns, const float* a, int64_t a_step, const float* b,
                           int64_t b_step, int64_t depth) {
   // Asked once: FinishSum asks for each vector, which is 3% of a tiny network's whole step.
@@ -83,7 +83,7 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
                             const float* b, float* c, const float* bias, const float* addend) {
   using Four = tiles::Registers<tiles::Vectors16>;
   alignas(64) float sums[kFewRows * kPanel];
-  const GemmTarget to{s, s.accumulate, c, bias, addend};
+  const GemmTarget<float> to{s, s.accumulate, c, bias, addend};
   const int64_t whole = s.k / R::kWidth * R::kWidth;
   for (int64_t j0 = 0; j0 < s.n; j0 += kPanel) {
     const int64_t columns = std::min(kPanel, s.n - j0);
@@ -136,8 +136,8 @@ inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const 
         right_step = kPanel;
       }
       const bool start = p == 0;
-      const GemmTarget to{s, s.accumulate || !start, c, start ? bias : nullptr,
-                          start ? addend : nullptr};
+      const GemmTarget<float> to{s, s.accumulate || !start, c, start ? bias : nullptr,
+                                 start ? addend : nullptr};
       const float* left = a + p * s.a.col;
       if (s.a.col == 1) {
         MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right,

@@ -285,11 +285,12 @@ TEST(IntegerProducts, RefuseZeroPointsThatDoNotFit) {
 }
 
 // One product in blocks of which even small sizes need several: C = alpha A B + bias + addend.
+template <typename T>
 struct BlocksCase {
   GemmSpec spec;
-  std::vector<float> a, b, c, bias, addend;
+  std::vector<T> a, b, c, bias, addend;
 
-  // `turn`: that factor's columns are contiguous, not its rows; 2: neither are.
+  // `turn` 1: that factor's columns are contiguous, not its rows; 2: neither are.
   BlocksCase(int64_t m, int64_t n, int64_t k, int turn_a, int turn_b)
       : a(2 * m * k), b(2 * k * n), c(m * (n + 3)), bias(n), addend(c.size()) {
     const auto strides = [](int64_t rows, int64_t columns, int turn) {
@@ -297,44 +298,42 @@ struct BlocksCase {
              : turn == 1 ? ColumnMajor(rows)
                          : MatrixStrides{2 * columns, 2};
     };
-    spec = {DType::kFloat32,       DType::kFloat32, m, n, k, strides(m, k, turn_a),
+    spec = {DTypeOf<T>::value,     DTypeOf<T>::value, m, n, k, strides(m, k, turn_a),
             strides(k, n, turn_b), RowMajor(n + 3)};
   }
-  void Fill(const std::function<float()>& next) {
-    for (auto* values : {&a, &b, &c, &bias, &addend})
-      std::generate(values->begin(), values->end(), next);
+  void Fill(const std::function<T()>& next) {
+    for (auto* values : {&a, &b, &c, &bias, &addend}) std::ranges::generate(*values, next);
   }
-  std::vector<float> Run(const GemmBlocks& blocks) const {
-    std::vector<float> out = c;
-    Tensor scratch = Tensor::Zeros(DType::kFloat32, {static_cast<int64_t>(blocks.scratch)});
+  std::vector<T> Run(const GemmBlocks& blocks) const {
+    std::vector<T> out = c;
+    Tensor scratch = Tensor::Zeros(DTypeOf<T>::value, {static_cast<int64_t>(blocks.scratch)});
     for (int64_t item = 0; item < blocks.items; ++item) {
-      MultiplyGemmBlocks(spec, blocks, item, a.data(), b.data(), out.data(),
-                         spec.bias ? bias.data() : nullptr, spec.addend ? addend.data() : nullptr,
-                         scratch.data<float>());
+      MultiplyGemmBlocks<T>(spec, blocks, item, a.data(), b.data(), out.data(),
+                            spec.bias ? bias.data() : nullptr,
+                            spec.addend ? addend.data() : nullptr, scratch.data<T>());
     }
     return out;
   }
 };
 
 GemmBlocks SmallBlocks(const GemmSpec& s, int64_t rows, int64_t columns) {
-  const auto scratch = static_cast<size_t>(16 * (rows + columns));
-  return {std::min<int64_t>(16, s.k), rows, columns, 2, 2, 4, scratch};
+  return {std::min<int64_t>(16, s.k), rows, columns, 2, 2, 4, size_t(16 * (rows + columns))};
 }
 
-TEST(GemmBlocks, AddAllTermsOnce) {
-  if (BestIsa() == Isa::kBaseline) GTEST_SKIP() << "for AVX2";
+template <typename T>
+void ExpectAllTermsOnce() {
   for (const auto [m, n, k] :
        {std::array<int64_t, 3>{1, 1, 1}, {5, 40, 17}, {45, 107, 50}, {12, 64, 32}}) {
     for (int layout = 0; layout < 9; ++layout) {
       for (int kind = 0; kind < 4; ++kind) {
-        BlocksCase x(m, n, k, layout / 3, layout % 3);
+        BlocksCase<T> x(m, n, k, layout / 3, layout % 3);
         x.spec.alpha = kind == 1 ? -2 : 1;
         x.spec.accumulate = kind == 1;
         x.spec.bias = kind >= 2;
         x.spec.addend = kind == 3;
         std::mt19937 random(7);
-        x.Fill([&] { return static_cast<float>(static_cast<int>(random() % 7) - 3); });
-        std::vector<float> expected = x.c;  // with the numbers between its rows
+        x.Fill([&] { return static_cast<T>(static_cast<int>(random() % 7) - 3); });
+        std::vector<T> expected = x.c;  // with the numbers between its rows
         for (int64_t i = 0; i < m; ++i) {
           for (int64_t j = 0; j < n; ++j) {
             const int64_t place = i * x.spec.c.row + j;
@@ -343,8 +342,8 @@ TEST(GemmBlocks, AddAllTermsOnce) {
               sum += x.a[i * x.spec.a.row + p * x.spec.a.col] *
                      x.b[p * x.spec.b.row + j * x.spec.b.col];
             expected[place] =
-                static_cast<float>(x.spec.alpha * sum + (kind == 1 ? x.c[place] : 0) +
-                                   (kind >= 2 ? x.bias[j] : 0) + (kind == 3 ? x.addend[place] : 0));
+                static_cast<T>(x.spec.alpha * sum + (kind == 1 ? x.c[place] : 0) +
+                               (kind >= 2 ? x.bias[j] : 0) + (kind == 3 ? x.addend[place] : 0));
           }
         }
         ASSERT_EQ(x.Run(SmallBlocks(x.spec, 6, 32)), expected) << m << " " << layout;
@@ -354,11 +353,17 @@ TEST(GemmBlocks, AddAllTermsOnce) {
   }
 }
 
+TEST(GemmBlocks, AddAllTermsOnce) {
+  if (BestIsa() == Isa::kBaseline) GTEST_SKIP() << "for AVX2";
+  ExpectAllTermsOnce<float>();
+  ExpectAllTermsOnce<double>();
+}
+
 TEST(GemmBlocks, GiveTheSameBitsInAnyParts) {
   if (BestIsa() == Isa::kBaseline) GTEST_SKIP() << "for AVX2";
   std::vector<float> first;
   for (int layout = 0; layout < 4; ++layout) {
-    BlocksCase x(45, 107, 50, 0, 0), turned(45, 107, 50, layout / 2, layout % 2);
+    BlocksCase<float> x(45, 107, 50, 0, 0), turned(45, 107, 50, layout / 2, layout % 2);
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     x.Fill([&] { return normal(random); });
@@ -378,13 +383,11 @@ TEST(GemmBlocks, GiveTheSameBitsInAnyParts) {
 }
 
 TEST(GemmBlocks, ShareTheWorkOut) {  // in elements of C, the longest thread over the mean
-  BlocksCase x(1, 1, 64, 0, 0);
   for (const auto [m, n, batches] :
        {std::array<int64_t, 3>{1024, 1024, 1}, {8192, 384, 1}, {128, 768, 12}}) {
-    x.spec.m = m;
-    x.spec.n = n;
+    const GemmSpec spec = BlocksCase<float>(m, n, 64, 0, 0).spec;
     for (const int threads : {2, 8, 16, 64}) {
-      const GemmBlocks blocks = GemmBlocks::Plan(x.spec, batches, 64, threads);
+      const GemmBlocks blocks = GemmBlocks::Plan(spec, batches, 64, threads);
       const int64_t rows = (m / blocks.row_parts + 6) / 6 * 6,
                     columns = (n / blocks.column_parts + 31) / 32 * 32;
       const int64_t longest = (blocks.items + threads - 1) / threads * rows * columns;
