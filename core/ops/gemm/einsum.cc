@@ -4,6 +4,7 @@
 // columns.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "core/base/status_macros.h"
@@ -11,6 +12,7 @@
 #include "core/kernels/gemm/gemm.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/kernels/walks/strided_copy.h"
 #include "core/ops/gemm/einsum_equation.h"
 
 namespace caesura {
@@ -55,6 +57,10 @@ void StridedSum(const CopySpec& s, const void* src, void* dst) {
   dims.insert(dims.end(), s.summed.begin(), s.summed.end());
   int64_t outputs = 1, terms = 1;
   for (size_t d = 0; d < rank; ++d) (d < kept ? outputs : terms) *= dims[d].size;
+  // Blocks of the last kept dim are summed side by side.
+  constexpr int64_t kBlock = 64;
+  const int64_t columns = kept == 0 ? 1 : dims[kept - 1].size,
+                step = kept == 0 ? 0 : dims[kept - 1].stride;
   std::vector<int64_t> index(rank, 0);
   int64_t offset = 0;
   auto advance = [&](size_t first, size_t last) {  // odometer over dims [first, last)
@@ -65,14 +71,18 @@ void StridedSum(const CopySpec& s, const void* src, void* dst) {
       index[d] = 0;
     }
   };
-  for (int64_t i = 0; i < outputs; ++i) {
-    Accumulator<T> sum = 0;
-    for (int64_t t = 0; t < terms; ++t) {
-      sum += x[offset];
-      advance(kept, rank);
+  for (int64_t i = 0; i < outputs; i += columns) {
+    for (int64_t j = 0; j < columns; j += kBlock) {
+      const int64_t count = std::min(kBlock, columns - j);
+      Accumulator<T> sums[kBlock] = {};
+      for (int64_t t = 0; t < terms; ++t) {
+        const T* from = x + offset + j * step;
+        for (int64_t c = 0; c < count; ++c) sums[c] += from[c * step];
+        advance(kept, rank);
+      }
+      for (int64_t c = 0; c < count; ++c) y[i + j + c] = static_cast<T>(sums[c]);
     }
-    y[i] = static_cast<T>(sum);
-    advance(0, kept);
+    if (kept > 0) advance(0, kept - 1);
   }
 }
 
@@ -82,6 +92,7 @@ using CopyFunction = void (*)(const CopySpec&, const void*, void*);
 struct EinsumPart {
   bool is_copy;
   CopySpec copy;
+  std::optional<StridedCopy> move;  // in place of `copy`, where that sums nothing
   Gemm gemm;
   Place a, b, to;
 };
@@ -153,15 +164,25 @@ class Compiler {
 
   // Emits a copy of `from` that keeps `kept` in this order and sums the rest.
   EinsumOperand Copy(const EinsumOperand& from, const std::vector<EinsumDim>& kept, Place to) {
-    EinsumPart step{true, {kept, {}}, {}, from.place, {}, to};
+    EinsumPart step{true, {kept, {}}, {}, {}, from.place, {}, to};
     for (const EinsumDim& dim : from.dims) {
       const bool keep = std::any_of(kept.begin(), kept.end(),
                                     [&](const EinsumDim& k) { return k.label == dim.label; });
       if (!keep) step.copy.summed.push_back(dim);
     }
-    steps_.push_back(std::move(step));
     EinsumOperand out{kept, to};
     SetRowMajor(out.dims);
+    if (step.copy.summed.empty()) {
+      StridedBox box;
+      for (size_t d = 0; d < kept.size(); ++d) {
+        box.extents.push_back(kept[d].size);
+        box.src_strides.push_back(kept[d].stride);
+        box.dst_strides.push_back(out.dims[d].stride);
+      }
+      Result<StridedCopy> move = StridedCopy::Make(info_, info_.InputDType(0), std::move(box));
+      if (move.ok()) step.move = *std::move(move);
+    }
+    steps_.push_back(std::move(step));
     return out;
   }
 
@@ -271,7 +292,7 @@ class Compiler {
       spec.c_batch.push_back(out.dims[d].stride);
     }
     ASSIGN_OR_RETURN(Gemm gemm, Gemm::Create(info_, std::move(spec)));
-    steps_.push_back({false, {}, std::move(gemm), left.place, right.place, out.place});
+    steps_.push_back({false, {}, {}, std::move(gemm), left.place, right.place, out.place});
     return out;
   }
 
@@ -299,7 +320,9 @@ Status CreateEinsum(KernelInfo& info) {
                   [&](auto tag) { copy = StridedSum<typename decltype(tag)::type>; });
   info.SetCompute([copy, steps = std::move(steps)](KernelContext& context) {
     for (const EinsumPart& step : steps) {
-      if (step.is_copy) {
+      if (step.move) {
+        step.move->Run(step.a.Address(context), step.to.Address(context));
+      } else if (step.is_copy) {
         copy(step.copy, step.a.Address(context), step.to.Address(context));
       } else {
         RETURN_IF_ERROR(step.gemm.Run(context, step.a.Address(context), step.b.Address(context),

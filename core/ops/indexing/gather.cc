@@ -32,6 +32,11 @@ void GatherSlices(const GatherSpec& at, const T* x, const I* indices, T* y) {
   if (at.inner == 0) return;
   const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, at.inner));
   ParallelFor(at.threads, at.outer * at.count, grain, [&](int64_t first, int64_t last) {
+    if (at.inner == 1 && at.count == 1) {
+      const T* from = x + Wrap(indices[0], at.dim);
+      for (int64_t o = first; o < last; ++o) y[o] = from[o * at.dim];
+      return;
+    }
     int64_t o = first / at.count, i = first % at.count;
     for (int64_t item = first; item < last; ++item) {
       const T* from = x + (o * at.dim + Wrap(indices[i], at.dim)) * at.inner;

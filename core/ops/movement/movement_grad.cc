@@ -53,6 +53,11 @@ void AddSlices(const GatherGradSpec& at, const T* dy, const I* indices, const T*
   const int64_t grain = std::max<int64_t>(
       1, kParallelGrain / std::max<int64_t>(1, at.count * std::min(at.inner, kColumnBlock)));
   ParallelFor(at.threads, at.outer * blocks, grain, [&](int64_t first, int64_t last) {
+    if (at.inner == 1 && at.count == 1) {
+      A* to = sums + Wrap(indices[0], at.dim);
+      for (int64_t o = first; o < last; ++o) to[o * at.dim] += static_cast<A>(dy[o]);
+      return;
+    }
     for (int64_t item = first; item < last; ++item) {
       const int64_t o = item / blocks, column = item % blocks * kColumnBlock;
       const int64_t columns = std::min(kColumnBlock, at.inner - column);

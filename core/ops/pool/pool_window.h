@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/kernels/windows/im2col.h"
+#include "core/kernels/simd/best_isa.h"
 #include "core/kernels/simd/parallel.h"
+#include "core/kernels/simd/row_math.h"
 #include "core/kernels/capped_product.h"
 #include "core/kernels/windows/pool_geometry.h"
 
@@ -20,15 +23,77 @@ inline int64_t PoolGrain(const Window3& w) {
   return 1 + kParallelGrain / (CappedProduct({w.OutputCount(), w.KernelCount()}) + 1);
 }
 
+// The maximum of one window, as MaxOfWindows gives it; -1 for the place of an empty window.
+template <typename T>
+std::pair<T, int32_t> MaxOfWindow(const Window3& w, const int64_t (&output)[3], T lowest,
+                                  const T* x) {
+  int64_t start[3], first[3], last[3];  // kernel positions [first, last) see the input
+  for (int a = 0; a < 3; ++a) {
+    const int64_t step = w.dilations[a];
+    start[a] = output[a] * w.strides[a] - w.pads[a];
+    first[a] = start[a] >= 0 ? 0 : (-start[a] + step - 1) / step;
+    last[a] =
+        start[a] >= w.input[a] ? 0 : std::min(w.kernel[a], (w.input[a] - start[a] - 1) / step + 1);
+  }
+  std::pair<T, int32_t> best{lowest, -1};
+  const int64_t count = last[2] - first[2], step = w.dilations[2];
+  for (int64_t k0 = first[0]; count > 0 && k0 < last[0]; ++k0) {
+    for (int64_t k1 = first[1]; k1 < last[1]; ++k1) {
+      const int64_t i0 = start[0] + k0 * w.dilations[0], i1 = start[1] + k1 * w.dilations[1],
+                    from = (i0 * w.input[1] + i1) * w.input[2] + start[2] + first[2] * step;
+      const T* line = x + from;
+      // Without places at first: so it runs in vectors.
+      T lanes[kLanes];
+      bool nan = false;
+      std::fill_n(lanes, kLanes, line[0]);
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) {
+        for (int64_t l = 0; l < kLanes; ++l) {
+          const T v = line[(i + l) * step];
+          lanes[l] = v > lanes[l] ? v : lanes[l];
+          nan |= v != v;
+        }
+      }
+      for (; i < count; ++i) {
+        const T v = line[i * step];
+        lanes[0] = v > lanes[0] ? v : lanes[0];
+        nan |= v != v;
+      }
+      if (nan) {
+        for (i = count - 1; line[i * step] == line[i * step];) --i;
+      } else {
+        const T most = *std::max_element(lanes, lanes + kLanes);
+        if (best.second >= 0 && !(most > best.first)) continue;
+        for (i = 0; line[i * step] != most;) ++i;
+      }
+      best = {line[i * step], static_cast<int32_t>(from + i * step)};
+    }
+  }
+  return best;
+}
+
 // y[o] = the maximum of window o; NaN wins. `at`, where wanted, is the place of the first maximum
 // in the image, of the last NaN.
 template <typename T>
 void MaxOfWindows(const Window3& w, const T* x, T* y, int32_t* at) {
   const int64_t outputs = w.OutputCount();
-  for (int64_t o = 0; o < outputs; ++o)
-    y[o] = std::numeric_limits<T>::has_infinity
-               ? static_cast<T>(-std::numeric_limits<T>::infinity())
-               : std::numeric_limits<T>::lowest();
+  const T lowest = std::numeric_limits<T>::has_infinity
+                       ? static_cast<T>(-std::numeric_limits<T>::infinity())
+                       : std::numeric_limits<T>::lowest();
+  // Long lines of a few windows: each window by itself.
+  if (w.kernel[2] >= kLanes && w.output[2] <= w.kernel[2]) {
+    OnBestIsa([&] {
+      for (int64_t o = 0; o < outputs; ++o) {
+        const int64_t place[3] = {o / w.output[2] / w.output[1], o / w.output[2] % w.output[1],
+                                  o % w.output[2]};
+        const auto [value, index] = MaxOfWindow(w, place, lowest, x);
+        y[o] = value;
+        if (at != nullptr) at[o] = index;
+      }
+    });
+    return;
+  }
+  std::fill_n(y, outputs, lowest);
   if (at != nullptr) std::fill_n(at, outputs, -1);
   for (int64_t k = 0; k < w.KernelCount(); ++k) {
     ForEachLine(w, k, [&](int64_t line, int64_t first, int64_t last, int64_t from, int64_t step) {
