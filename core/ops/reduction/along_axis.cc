@@ -1,47 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops along one axis: CumSum, CumProd, ArgMax, ArgMin, TopK.
+// Ops along one axis: CumSum, CumProd, LogCumSumExp, ArgMax, ArgMin.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include "core/base/status_macros.h"
 #include "core/kernels/kernel_registry.h"
+#include "core/kernels/simd/best_isa.h"
+#include "core/kernels/simd/float_math.h"
 #include "core/kernels/simd/parallel.h"
 #include "core/kernels/kernel.h"
 #include "core/kernels/factory_checks.h"
+#include "core/ops/reduction/axis_view.h"
 
 namespace caesura {
 namespace {
-
-constexpr int64_t kColumns = 256;
-
-// A tensor seen as [outer, count, inner] around the axis.
-struct AxisView {
-  int64_t outer, count, inner;
-  int64_t column_blocks() const { return (inner + kColumns - 1) / kColumns; }
-  // Blocks of columns that are worked off one by one, and how many of them are worth a thread.
-  int64_t items() const { return outer * column_blocks(); }
-  int64_t grain() const {
-    return std::max<int64_t>(
-        1, kParallelGrain / std::max<int64_t>(1, count * std::min(inner, kColumns)));
-  }
-};
-
-AxisView ViewAxis(const Shape& shape, int axis) {
-  return {shape.Elements(0, axis), shape[axis], shape.Elements(axis + 1, shape.rank())};
-}
-
-// Calls fn(offset of the block's first element, columns) for the blocks of `view` on some thread.
-template <typename Fn>
-void ForColumnBlocks(const AxisView& view, int threads, Fn fn) {
-  ParallelFor(threads, view.items(), view.grain(), [&](int64_t first, int64_t last) {
-    for (int64_t item = first; item < last; ++item) {
-      const int64_t outer = item / view.column_blocks(),
-                    column = item % view.column_blocks() * kColumns;
-      fn(outer, column, std::min(kColumns, view.inner - column));
-    }
-  });
-}
 
 struct ScanMode {
   bool exclusive, reverse;
@@ -57,7 +30,7 @@ template <bool kProduct, typename T>
 void Scan(const AxisView& view, ScanMode mode, const T* x, T* y, int threads) {
   using A = ScanAccumulator<T>;
   ForColumnBlocks(view, threads, [&](int64_t outer, int64_t column, int64_t columns) {
-    A acc[kColumns];
+    A acc[kAxisColumns];
     std::fill(acc, acc + columns, A(kProduct ? 1 : 0));
     for (int64_t i = 0; i < view.count; ++i) {
       const int64_t row = mode.reverse ? view.count - 1 - i : i;
@@ -115,9 +88,115 @@ Status CreateScan(KernelInfo& info) {
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
 }
 
+// Parts of a line that are worked on in vectors.
+constexpr int64_t kPart = 256;
+
+// Calls fn(offset of the line's first element) for each line of `view` on some thread.
+template <typename Fn>
+void ForLines(const AxisView& view, int threads, Fn fn) {
+  const int64_t grain = std::max<int64_t>(1, kParallelGrain / std::max<int64_t>(1, view.count));
+  ParallelFor(threads, view.outer * view.inner, grain, [&](int64_t first, int64_t last) {
+    OnBestIsa([&] {
+      for (int64_t line = first; line < last; ++line)
+        fn(line / view.inner * view.count * view.inner + line % view.inner);
+    });
+  });
+}
+
+// y[i] = ln(e^x[0] + ... + e^x[i]) = m + ln(s): m is the largest of x[0] to x[i], s the sum of
+// e^(x - m).
 template <typename T>
-bool IsNaN(const T& x) {
-  return x != x;
+void LogCumSumExpLine(const AxisView& view, const T* x, T* y) {
+  using A = Accumulator<T>;
+  const int64_t step = view.inner;
+  A most = -std::numeric_limits<A>::infinity();
+  double sum = 0;
+  for (int64_t start = 0; start < view.count; start += kPart) {
+    const int64_t n = std::min(kPart, view.count - start);
+    A shift[kPart], added[kPart], kept[kPart], sums[kPart];
+    for (int64_t i = 0; i < n; ++i) {
+      added[i] = static_cast<A>(x[(start + i) * step]);
+      kept[i] = most;
+      most = added[i] > most ? added[i] : most;
+      shift[i] = std::isfinite(most) ? most : A(0);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      added[i] = math::Exp(added[i] - shift[i]);
+      kept[i] = math::Exp(kept[i] - shift[i]);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      sum = sum * kept[i] + added[i];
+      sums[i] = static_cast<A>(sum);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) sums[i] = shift[i] + math::Log(sums[i]);
+    for (int64_t i = 0; i < n; ++i) y[(start + i) * step] = static_cast<T>(sums[i]);
+  }
+}
+
+// dx[i] = e^(x[i] - y[i]) r[i],  r[i] = dy[i] + e^(y[i] - y[i + 1]) r[i + 1]: no power exceeds 1.
+template <typename T>
+void LogCumSumExpGradLine(const AxisView& view, const T* dy, const T* x, const T* y, T* dx) {
+  using A = Accumulator<T>;
+  const int64_t step = view.inner;
+  double sum = 0;
+  for (int64_t end = view.count; end > 0; end -= std::min(kPart, end)) {
+    const int64_t n = std::min(kPart, end), start = end - n;
+    A own[kPart], next[kPart], share[kPart];
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t place = start + i;
+      own[i] = static_cast<A>(y[place * step]);
+      next[i] = place + 1 < view.count ? static_cast<A>(y[(place + 1) * step]) : own[i];
+      share[i] = static_cast<A>(x[place * step]);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      share[i] = math::Exp(share[i] - own[i]);
+      next[i] = own[i] == next[i] ? A(1) : math::Exp(own[i] - next[i]);
+    }
+    for (int64_t i = n; i-- > 0;) {
+      sum = static_cast<A>(dy[(start + i) * step]) + next[i] * sum;
+      dx[(start + i) * step] = static_cast<T>(share[i] * static_cast<A>(sum));
+    }
+  }
+}
+
+Status CreateLogCumSumExp(KernelInfo& info) {
+  const Shape& shape = info.InputShape(0);
+  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.rank()));
+  const AxisView view = ViewAxis(shape, axis);
+  info.SetOutput(0, info.InputDType(0), shape);
+  DispatchFloat(info.InputDType(0), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([view, threads = info.threads()](KernelContext& context) {
+      const T* x = context.Input<T>(0);
+      T* y = context.Output<T>(0);
+      ForLines(view, threads, [=](int64_t at) { LogCumSumExpLine(view, x + at, y + at); });
+    });
+  });
+  return {};
+}
+
+Status CreateLogCumSumExpGrad(KernelInfo& info) {
+  const Shape& shape = info.InputShape(1);
+  for (int i : {0, 2}) {
+    if (info.InputShape(i) != shape || info.InputDType(i) != info.InputDType(1))
+      return info.Invalid("dY and Y of X's type expected");
+  }
+  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.rank()));
+  const AxisView view = ViewAxis(shape, axis);
+  info.SetOutput(0, info.InputDType(1), shape);
+  DispatchFloat(info.InputDType(1), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    info.SetCompute([view, threads = info.threads()](KernelContext& context) {
+      const T *dy = context.Input<T>(0), *x = context.Input<T>(1), *y = context.Input<T>(2);
+      T* dx = context.Output<T>(0);
+      ForLines(view, threads,
+               [=](int64_t at) { LogCumSumExpGradLine(view, dy + at, x + at, y + at, dx + at); });
+    });
+  });
+  return {};
 }
 
 // The first (or last) place of the extreme; a NaN beats every number, as in NumPy.
@@ -125,8 +204,8 @@ template <bool kMax, typename T>
 void ArgExtreme(const AxisView& view, bool last_index, const T* x, int64_t* y, int threads) {
   using A = Accumulator<T>;
   ForColumnBlocks(view, threads, [&](int64_t outer, int64_t column, int64_t columns) {
-    A best[kColumns];
-    int64_t place[kColumns];
+    A best[kAxisColumns];
+    int64_t place[kAxisColumns];
     const T* rows = x + outer * view.count * view.inner + column;
     for (int64_t j = 0; j < columns; ++j) {
       best[j] = rows[j];
@@ -171,98 +250,6 @@ Status CreateArgExtreme(KernelInfo& info) {
   return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
 }
 
-// Which of equal elements are taken: the first (ONNX), or those that PyTorch takes, whose topk
-// calls the same functions of the standard library.
-enum class Ties { kFirst, kAsPyTorch };
-
-struct TopKSpec {
-  AxisView view;
-  int64_t k;
-  bool largest, sorted;
-  Ties ties;
-  int64_t parts;  // lines are split over so many threads, each with its own order buffer
-};
-
-// NaN counts as larger than every number (NumPy's sort, PyTorch's topk); equal values keep their
-// order.
-template <typename T>
-bool Precedes(const T& a, const T& b, bool largest) {
-  const T& high = largest ? a : b;
-  const T& low = largest ? b : a;
-  return high > low || (IsNaN(high) && !IsNaN(low));
-}
-
-template <typename T>
-void TopKLine(const TopKSpec& at, const T* x, int64_t* order, T* values, int64_t* indices) {
-  const int64_t step = at.view.inner;
-  int64_t* const end = order + at.view.count;
-  std::iota(order, end, int64_t{0});
-  auto ahead = [&](int64_t i, int64_t j) { return Precedes(x[i * step], x[j * step], at.largest); };
-  if (at.ties == Ties::kFirst) {
-    std::partial_sort(order, order + at.k, end,
-                      [&](int64_t i, int64_t j) { return ahead(i, j) || (i < j && !ahead(j, i)); });
-  } else if (at.k * 64 <= at.view.count) {
-    std::partial_sort(order, order + at.k, end, ahead);
-  } else if (at.k > 0) {
-    std::nth_element(order, order + at.k - 1, end, ahead);
-    if (at.sorted) std::sort(order, order + at.k - 1, ahead);
-  }
-  for (int64_t i = 0; i < at.k; ++i) {
-    if (values != nullptr) values[i * step] = x[order[i] * step];
-    if (indices != nullptr) indices[i * step] = order[i];
-  }
-}
-
-template <typename T>
-void TopK(const TopKSpec& at, const T* x, int64_t* orders, T* values, int64_t* indices) {
-  const int64_t lines = at.view.outer * at.view.inner;
-  ParallelFor(static_cast<int>(at.parts), at.parts, 1, [&](int64_t first, int64_t last) {
-    for (int64_t part = first; part < last; ++part) {
-      for (int64_t line = lines * part / at.parts; line < lines * (part + 1) / at.parts; ++line) {
-        const int64_t outer = line / at.view.inner, column = line % at.view.inner;
-        const int64_t from = outer * at.view.count * at.view.inner + column,
-                      to = outer * at.k * at.view.inner + column;
-        TopKLine(at, x + from, orders + part * at.view.count,
-                 values == nullptr ? nullptr : values + to,
-                 indices == nullptr ? nullptr : indices + to);
-      }
-    }
-  });
-}
-
-template <Ties ties>
-Status CreateTopK(KernelInfo& info) {
-  const Shape& shape = info.InputShape(0);
-  ASSIGN_OR_RETURN(const int axis, CheckAxis(info, info.Attr<int64_t>("axis", -1), shape.rank()));
-  const std::vector<int64_t> k = info.HostInts(1);
-  if (k.size() != 1 || k[0] < 0 || k[0] > shape[axis]) {
-    return info.Invalid("K: expected one number from 0 to " + std::to_string(shape[axis]));
-  }
-  TopKSpec spec = {ViewAxis(shape, axis),
-                   k[0],
-                   info.Attr<int64_t>("largest", 1) != 0,
-                   info.Attr<int64_t>("sorted", 1) != 0,
-                   ties,
-                   1};
-  const int64_t lines = spec.view.outer * spec.view.inner;
-  const int64_t worthwhile = lines * spec.view.count / kParallelGrain;
-  spec.parts = std::max<int64_t>(1, std::min({int64_t{info.threads()}, lines, worthwhile}));
-  Shape out = shape;
-  out[axis] = k[0];
-  info.SetOutput(0, info.InputDType(0), out);
-  info.SetOutput(1, DType::kInt64, out);
-  const size_t orders =
-      lines == 0 ? 0 : info.BookScratch(spec.parts * spec.view.count * sizeof(int64_t));
-  const bool known = DispatchNumeric(info.InputDType(0), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    info.SetCompute([spec, orders](KernelContext& context) {
-      TopK(spec, context.Input<T>(0), context.Scratch<int64_t>(orders), context.Output<T>(0),
-           context.Output<int64_t>(1));
-    });
-  });
-  return known ? Status() : info.Refuse(std::string("takes no ") + DTypeName(info.InputDType(0)));
-}
-
 }  // namespace
 
 void RegisterAlongAxis(KernelRegistry& registry) {
@@ -277,17 +264,16 @@ void RegisterAlongAxis(KernelRegistry& registry) {
                 .host_inputs = {1},
                 .aliases = reuse,
                 .create = CreateScan<true>});
+  registry.Add({.op_type = "LogCumSumExp",
+                .domain = kCaesuraDomain,
+                .types = kFloatTypes,
+                .create = CreateLogCumSumExp});
+  registry.Add({.op_type = "LogCumSumExpGrad",
+                .domain = kCaesuraDomain,
+                .types = kFloatTypes,
+                .create = CreateLogCumSumExpGrad});
   registry.Add({.op_type = "ArgMax", .types = kNumericTypes, .create = CreateArgExtreme<true>});
   registry.Add({.op_type = "ArgMin", .types = kNumericTypes, .create = CreateArgExtreme<false>});
-  registry.Add({.op_type = "TopK",
-                .types = kNumericTypes,
-                .host_inputs = {1},
-                .create = CreateTopK<Ties::kFirst>});
-  registry.Add({.op_type = "TopK",
-                .domain = kCaesuraDomain,
-                .types = kNumericTypes,
-                .host_inputs = {1},
-                .create = CreateTopK<Ties::kAsPyTorch>});
 }
 
 }  // namespace caesura

@@ -122,6 +122,12 @@ void CumProdRule(GradientContext& g) {
                      TrainingOp("CumProdGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
 }
 
+// Y_i = ln(e^X_1 + ... + e^X_i);  dX_i = sum over j >= i of dY_j e^(X_i - Y_j)
+void LogCumSumExpRule(GradientContext& g) {
+  g.SetInputGradient(
+      0, TrainingOp("LogCumSumExpGrad", {g.dY(), g.input(0), g.output()}, g.attributes()));
+}
+
 // D = dY summed to a shape;  ddY = G broadcast back
 void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeOf(g.input(0)))); }
 
@@ -182,9 +188,15 @@ std::vector<OpDef> ReductionOps() {
      .rule = {.function = gradient::ReduceSumSquareRule, .stops = {1}}},
     {.op_type = "TopK", .rule = {.function = gradient::TopKRule, .stops = {1}}, .derivative_note = "values"},
     // TopK (X, K[host]) -> Y, I  as ONNX's, but of equal elements those that PyTorch takes; sorted: 0 leaves them as
-    // found
+    // found. as_sort: 1 gives the order of PyTorch's sort, K is then the whole axis
     {.op_type = "TopK", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .max_outputs = 2,
      .infer = InferTopK, .rule = {.function = gradient::TopKRule, .stops = {1}}},
+    // LogCumSumExp (X) -> Y  Y_i = ln(e^X_1 + ... + e^X_i) along `axis` (default -1)
+    {.op_type = "LogCumSumExp", .domain = kCaesuraDomain, .min_inputs = 1, .max_inputs = 1,
+     .type_of_output = {0}, .rule = {.function = gradient::LogCumSumExpRule}},
+    // LogCumSumExpGrad (dY, X, Y) -> dX  of LogCumSumExp
+    {.op_type = "LogCumSumExpGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
+     .type_of_output = {1}},
     // CumProdGrad (dY, X, axis[host]) -> dX
     {.op_type = "CumProdGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .type_of_output = {1}},

@@ -126,6 +126,93 @@ def test_equal_elements_keep_their_order(dtype, descending):
     torch.testing.assert_close(values, x.sort(0, descending).values, equal_nan=True)
 
 
+@pytest.mark.parametrize("window", [dict(kernel_size=(2, 40)), dict(kernel_size=(3, 20), padding=(1, 9), stride=(2, 7)),
+                                    dict(kernel_size=(2, 17), dilation=(1, 2), padding=(0, 8)), dict(kernel_size=(3, 300))])
+def test_long_windows_find_the_place_that_pytorch_finds(window):
+    x = torch.randn(2, 3, 4, 300).round(decimals=1)
+    x[0, 1, 2, 77], x[1, 0, 1, 5:9], x[1, 2] = torch.nan, torch.nan, -torch.inf
+    expected, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with caesura.strict():
+        y = caesura.wrap(torch.nn.MaxPool2d(**window))(other)
+    z = F.max_pool2d(expected, **window)
+    assert torch.equal(y.nan_to_num(9), z.nan_to_num(9))
+    weights = torch.randn_like(z)
+    (weights * y).sum().backward()
+    (weights * z).sum().backward()
+    torch.testing.assert_close(other.grad, expected.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("net, shape", [
+    (torch.nn.Conv2d(4, 6, (5, 1)), (2, 4, 9, 1)), (torch.nn.Conv2d(4, 6, (1, 3), (1, 2), (0, 1)), (2, 4, 1, 9)),
+    (torch.nn.Conv3d(4, 6, (1, 3, 1), groups=2), (2, 4, 1, 9, 1)), (torch.nn.Conv2d(4, 6, 1), (2, 4, 1, 1)),
+    (torch.nn.ConvTranspose2d(4, 6, (3, 1), (2, 1)), (2, 4, 5, 1)), (torch.nn.Conv2d(4, 6, (3, 1), padding=(0, 1)), (2, 4, 9, 1))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_axes_of_one_position_may_be_left_out(net, shape, dtype):
+    net, x = net.to(dtype), torch.randn(shape, dtype=dtype)
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    with caesura.strict():
+        y = caesura.wrap(net)(given[0])
+    z = net(given[1])
+    torch.testing.assert_close(y, z)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), [a, *net.parameters()]) for out, a in zip((y, z), given))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_running_sums_of_powers_are_pytorchs(axis, dtype):
+    class Running(torch.nn.Module):
+        def forward(self, x):
+            return x.logcumsumexp(axis)
+
+    x = (20 * torch.randn(3, 4, 300)).to(dtype)
+    x[0, 0, :3], x[1, 1, 5], x[2, 2, 7] = -torch.inf, torch.inf, torch.nan
+    with caesura.strict():
+        torch.testing.assert_close(caesura.wrap(Running())(x), x.logcumsumexp(axis), equal_nan=True)
+    x = (3 * torch.randn(3, 4, 300, dtype=torch.float64)).to(dtype)
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    weights = torch.randn_like(x)
+    with caesura.strict():
+        (weights * caesura.wrap(Running())(ours)).sum().backward()
+    (weights * theirs.logcumsumexp(axis)).sum().backward()
+    close = dict(rtol=0.1, atol=0.1) if dtype == torch.bfloat16 else dict(rtol=1e-4, atol=1e-4)  # PyTorch's are of logarithms
+    torch.testing.assert_close(ours.grad, theirs.grad, **close)
+    if dtype == torch.bfloat16:
+        return
+
+    class Moved(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = torch.nn.Parameter(x.clone())
+
+        def forward(self, weights):
+            return (weights * self.x.logcumsumexp(axis)).sum()
+
+    moved = Moved()
+    with caesura.strict():
+        caesura.compile_step(moved, None, torch.optim.SGD(moved.parameters(), lr=1.0))(weights)
+    torch.testing.assert_close(x - moved.x.detach(), theirs.grad, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("columns", [1, 7, 64, 300])
+def test_equal_elements_are_sorted_as_by_pytorch(columns, descending, dtype):
+    x = torch.randn(6, columns).to(dtype)
+    x[1:3] = x[1:3].round()
+    x[3, ::3], x[4, ::2], x[5] = torch.nan, -0.0, 0.0
+    x[4, 1::2] = 0.0
+    with caesura.strict():
+        values, places = caesura.wrap(Sort())(x, descending)
+    torch.testing.assert_close(values, x.sort(-1, descending).values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(places, x.sort(-1, descending).indices)
+
+
+class Sort(torch.nn.Module):
+    def forward(self, x, descending):
+        return tuple(x.sort(-1, descending))
+
+
 @pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")  # of the transforms themselves
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_an_inverse_transform_divides_by_one_envelope_for_the_whole_batch(batch):

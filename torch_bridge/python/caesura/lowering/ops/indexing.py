@@ -46,13 +46,21 @@ def topk(w, node, x, k, axis, largest, ordered):
 
 @register(aten.sort.stable)
 def sort_stable(w, node, x, stable, axis, descending):
-    if not stable or x.dtype == torch.bool:  # what is not stable takes equal elements as the standard library happens to
-        raise Refused("an order of bool" if stable else "an order in which equal elements may change places")
+    if x.dtype == torch.bool:
+        raise Refused("an order of bool")
+    if not stable and not x.dtype.is_floating_point:  # PyTorch has several ways
+        raise Refused("an order in which equal elements may change places")
     if x.rank == 0:
         return x, w.full(0, torch.int64, ())
     axis = positive(axis, x.rank)
-    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, axis=axis, largest=int(descending), sorted=1)
+    how = dict(axis=axis, largest=int(descending), sorted=1) | ({} if stable else dict(domain=DOMAIN, as_sort=1))
+    outputs = w.op("TopK", [x, w.ints([x.shape[axis]])], outputs=2, **how)
     return tuple(Tensor(name, *result(node, i)) for i, name in enumerate(outputs))
+
+
+@register(aten.sort.default)
+def sort(w, node, x, axis, descending):
+    return sort_stable(w, node, x, False, axis, descending)
 
 
 def _rows(w, x, axis, indices):

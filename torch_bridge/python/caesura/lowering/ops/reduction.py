@@ -183,6 +183,15 @@ def cumsum(w, node, x, axis, *options):
     return w.make("CumSum", [w.cast(x, dtype), w.constant(axis)], dtype, shape)
 
 
+@register(aten.logcumsumexp.default)
+def logcumsumexp(w, node, x, axis):
+    if not x.dtype.is_floating_point:
+        raise Refused("a running sum of powers of other than floats")
+    if x.rank == 0:
+        return x
+    return w.make("LogCumSumExp", [x], *result(node), domain=DOMAIN, axis=axis)
+
+
 # --- softmax -------------------------------------------------------------------------------------------------
 
 @register(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
