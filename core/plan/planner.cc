@@ -21,6 +21,10 @@ std::shared_ptr<const PlanRecipe> RecipeOf(PlanDraft& plan) {
   plan.recipe.known_contents.reserve(plan.values.size());
   for (const ValueDraft& value : plan.values)
     plan.recipe.known_contents.push_back(value.contents != nullptr);
+  plan.recipe.in_chain.assign(plan.values.size(), false);
+  for (const WrittenChain& chain : plan.recipe.chains) {
+    for (const WrittenChain::Link& link : chain.links) plan.recipe.in_chain[link.id] = true;
+  }
   return std::make_shared<const PlanRecipe>(std::move(plan.recipe));
 }
 

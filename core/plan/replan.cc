@@ -86,21 +86,31 @@ class Replanner {
     return info;
   }
 
+  std::vector<InputInfo> DescribeInputs(const NodeRecord& record) {
+    std::vector<InputInfo> infos;
+    infos.reserve(record.input_count);
+    for (uint32_t i = 0; i < record.input_count; ++i) infos.push_back(Describe(Inputs(record)[i]));
+    return infos;
+  }
+
   bool Settle(const NodeRecord& record) {
     const uint32_t* inputs = Inputs(record);
     const auto changed = [this](uint32_t id) { return changed_[id] != 0; };
     if (record.kind == How::kDynamic || std::none_of(inputs, inputs + record.input_count, changed))
       return true;
     if (record.kind == How::kFixed) return false;
-    std::vector<InputInfo> infos;
-    infos.reserve(record.input_count);
-    for (uint32_t i = 0; i < record.input_count; ++i) infos.push_back(Describe(inputs[i]));
+    std::vector<InputInfo> infos = DescribeInputs(record);
+    // They are dense until this node has their producers write elsewhere.
+    for (InputInfo& input : infos) {
+      if (record.kind == How::kWritten) input.layout = {};
+    }
     if (record.kind == How::kFolded) return Fold(record, infos);
     KernelInfo info(*record.node, std::move(infos), plan_.threads);
     if (!Create(record, info)) return false;
     switch (record.kind) {
       case How::kStep: return SettleStep(record, info);
       case How::kViews: return SettleViews(record, info);
+      case How::kWritten: return SettleWritten(record, info);
       default: return SettleAlias(record, info);
     }
   }
@@ -148,6 +158,7 @@ class Replanner {
         return false;
       if (!planned) continue;
       if (decided.dtype != plan_.values[id].dtype || !SetShape(id, decided.shape, {})) return false;
+      if (recipe_.in_chain[id]) continue;  // SettleWritten decides where it lies
       const uint32_t shared = Shared(record, id);
       if (shared != 0 && !MayShare(shared, id)) return false;
       SetBytes(BufferOf(id).bytes, BytesOf(plan_.values[id]));
@@ -180,6 +191,8 @@ class Replanner {
       Layout layout = layouts[i];
       const bool was_dense = plan_.values[id].layout.dense();
       if (!SetShape(id, shape, {})) return false;
+      if (recipe_.in_chain[id] && !layout.dense()) return false;
+      if (recipe_.in_chain[id]) continue;  // SettleWritten decides where it lies
       if (!layout.dense() || BytesOf(plan_.values[id]) != BufferOf(id).bytes) {
         if (was_dense || shape.rank() == 0) return false;  // its readers may take only dense inputs
         if (layout.strides.empty()) layout.strides = shape.Strides();
@@ -187,6 +200,53 @@ class Replanner {
         plan_.values[id].layout = std::move(layout);
       }
     }
+    return true;
+  }
+
+  // A permutation, or a Concat of parts.
+  bool SettleWritten(const NodeRecord& record, const KernelInfo& info) {
+    const ViewInfo& view = info.view();
+    const bool concat = view.kind == ViewInfo::Kind::kConcat;
+    if (!concat && view.kind != ViewInfo::Kind::kPermutation) return false;
+    const Shape& whole = info.outputs()[0].shape;
+    const std::vector<int64_t> strides = whole.Strides();
+    int64_t offset = 0;
+    for (uint32_t i = 0; i < (concat ? record.input_count : 1); ++i) {
+      const Layout layout =
+          concat ? Layout{strides, offset} : LayoutOfPermuted(whole, view.permutation);
+      if (!WriteElsewhere(recipe_.chains[record.first_chain + i], layout)) return false;
+      if (concat) offset += plan_.values[Inputs(record)[i]].shape[view.axis] * strides[view.axis];
+    }
+    const uint32_t output = Outputs(record)[0];
+    if (!SetShape(output, whole, {})) return false;
+    SetBytes(BufferOf(output).bytes, BytesOf(plan_.values[output]));
+    return true;
+  }
+
+  // Gives the chain's first value this layout, and its producer a kernel that writes so.
+  bool WriteElsewhere(const WrittenChain& chain, Layout layout) {
+    for (size_t i = 0; i < chain.links.size(); ++i) {
+      PlannedValue& value = plan_.values[chain.links[i].id];
+      if (value.shape.elements() == 0) return false;
+      value.layout = Simplified(value.shape, layout);
+      changed_[chain.links[i].id] = 1;
+      if (i + 1 == chain.links.size()) break;
+      std::optional<Layout> viewed = LayoutOfViewed(value.shape, layout, chain.links[i].permutation,
+                                                    plan_.values[chain.links[i + 1].id].shape);
+      if (!viewed) return false;
+      layout = *std::move(viewed);
+    }
+    const NodeRecord& producer = recipe_.nodes[chain.producer];
+    if (producer.kind != How::kStep) return false;
+    KernelInfo info(*producer.node, DescribeInputs(producer), plan_.threads);
+    std::vector<Layout> layouts(producer.output_count);
+    for (uint32_t i = 0; i < producer.output_count; ++i) {
+      if (Outputs(producer)[i] != 0) layouts[i] = plan_.values[Outputs(producer)[i]].layout;
+    }
+    info.set_output_layouts(std::move(layouts));
+    if (!Succeeded(CreateKernel(*producer.def, info))) return false;
+    plan_.steps[producer.step].compute = info.TakeCompute();
+    SetBytes(plan_.steps[producer.step].scratch_bytes, info.scratch_bytes());
     return true;
   }
 

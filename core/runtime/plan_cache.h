@@ -36,7 +36,7 @@ struct PlanRequest {
 // Holds at most kMaxPlans plans of one graph, and makes the missing ones.
 class PlanCache {
  public:
-  static constexpr size_t kMaxPlans = 32;
+  static constexpr size_t kMaxPlans = 128;
 
   // `fit`: of each plan that is made; null: plans run as they are.
   PlanCache(std::shared_ptr<const Graph> graph, ProviderList providers, PlanOptions options,

@@ -45,6 +45,12 @@ bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
 // Notes that the step (the next one) can write outputs under any layout; it writes these now.
 void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,
                     const std::vector<Layout>& layouts);
+// The layout of the input of a permutation whose output, of shape `permuted`, is dense.
+Layout LayoutOfPermuted(const Shape& permuted, const std::vector<int64_t>& permutation);
+// The layout of a value of shape `viewed`, of which another one of `shape` under `layout` is a
+// view: a permutation, or a reshape where that is empty. Nothing where no strides say it.
+std::optional<Layout> LayoutOfViewed(const Shape& shape, const Layout& layout,
+                                     const std::vector<int64_t>& permutation, const Shape& viewed);
 // True if every reader of the value, but for those up to `position`, takes any layout.
 bool ReadersTakeStrides(const PlanDraft& plan, const Value* value, int position = -1);
 // False if the node did not land on its placed provider; the readers' layout checks are then

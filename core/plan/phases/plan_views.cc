@@ -37,6 +37,22 @@ bool RunsOnPlacedProvider(const PlanDraft& plan, const NodeDraft& draft) {
   return plan.data.devices.size() == 1 || plan.placement->ProviderOf(*draft.node) == draft.provider;
 }
 
+Layout LayoutOfPermuted(const Shape& permuted, const std::vector<int64_t>& permutation) {
+  const std::vector<int64_t> dense = permuted.Strides();
+  Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
+  for (size_t i = 0; i < dense.size(); ++i) layout.strides[permutation[i]] = dense[i];
+  return layout;
+}
+
+std::optional<Layout> LayoutOfViewed(const Shape& shape, const Layout& layout,
+                                     const std::vector<int64_t>& permutation, const Shape& viewed) {
+  const std::vector<int64_t> strides = StridesOf(shape, layout);
+  if (permutation.empty()) return Reshaped(shape, Layout{strides, layout.offset}, viewed);
+  Layout out{std::vector<int64_t>(strides.size(), 0), layout.offset};
+  for (size_t i = 0; i < strides.size(); ++i) out.strides[permutation[i]] = strides[i];
+  return out;
+}
+
 namespace {
 
 // The output lies in a buffer that is there.
@@ -91,17 +107,6 @@ struct Rewrite {
   uint32_t buffer;
 };
 
-// The layout of what `value` is a view of, where `layout` is that of `value`.
-std::optional<Layout> LayoutOfViewed(const PlanDraft& plan, const ValueDraft& value,
-                                     Layout layout) {
-  const std::vector<int64_t> strides = StridesOf(value.shape, layout);
-  if (value.permutation.empty())
-    return Reshaped(value.shape, Layout{strides, layout.offset}, plan.values[value.view_of].shape);
-  layout.strides.assign(strides.size(), 0);
-  for (size_t i = 0; i < strides.size(); ++i) layout.strides[value.permutation[i]] = strides[i];
-  return layout;
-}
-
 // For the node at `position`, which is the only reader that is planned: later ones must take the
 // layout that they find.
 std::optional<Rewrite> MakeRewrite(const PlanDraft& plan, uint32_t id, Layout layout,
@@ -117,7 +122,8 @@ std::optional<Rewrite> MakeRewrite(const PlanDraft& plan, uint32_t id, Layout la
     out.chain.push_back(id);
     out.layouts.push_back(Simplified(value.shape, layout));
     if (value.view_of == 0) break;
-    std::optional<Layout> viewed = LayoutOfViewed(plan, value, std::move(layout));
+    std::optional<Layout> viewed =
+        LayoutOfViewed(value.shape, layout, value.permutation, plan.values[value.view_of].shape);
     if (!viewed) return std::nullopt;
     layout = *std::move(viewed);
     id = value.view_of;
@@ -171,13 +177,16 @@ bool Apply(PlanDraft& plan, const std::vector<Rewrite>& rewrites) {
     plan.writers.at(kernel.step).layouts = std::move(kernel.layouts);
   }
   for (const Rewrite& rewrite : rewrites) {
+    WrittenChain chain{{}, plan.values[rewrite.chain.back()].record};
     for (size_t i = 0; i < rewrite.chain.size(); ++i) {
       ValueDraft& value = plan.values[rewrite.chain[i]];
+      chain.links.push_back({rewrite.chain[i], value.permutation});
+      // One that an earlier node has moved is not planned for other sizes.
+      if (!value.layout.dense()) plan.recipe.nodes[value.record].kind = NodeRecord::Kind::kFixed;
       value.layout = rewrite.layouts[i];
       value.buffer = rewrite.buffer;
-      // The producer was planned in a way that other sizes may not allow.
-      plan.recipe.nodes[value.record].kind = NodeRecord::Kind::kFixed;
     }
+    plan.recipe.chains.push_back(std::move(chain));
   }
   return true;
 }
@@ -187,9 +196,7 @@ bool Apply(PlanDraft& plan, const std::vector<Rewrite>& rewrites) {
 bool WritePermuted(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info) {
   const uint32_t input = draft.inputs[0], output = draft.outputs[0];
   const std::vector<int64_t>& permutation = info.view().permutation;
-  const std::vector<int64_t> dense = info.outputs()[0].shape.Strides();
-  Layout layout{std::vector<int64_t>(dense.size(), 0), 0};
-  for (size_t i = 0; i < dense.size(); ++i) layout.strides[permutation[i]] = dense[i];
+  Layout layout = LayoutOfPermuted(info.outputs()[0].shape, permutation);
   std::optional<Rewrite> rewrite =
       MakeRewrite(plan, input, std::move(layout), plan.values[input].buffer, draft.position);
   if (!rewrite || !Apply(plan, {*rewrite})) return false;
@@ -233,12 +240,14 @@ bool TryViews(PlanDraft& plan, const NodeDraft& draft, const KernelInfo& info,
   }
   const bool concat = view.kind == ViewInfo::Kind::kConcat;
   const bool permutes = view.kind == ViewInfo::Kind::kPermutation;
+  const auto chain = static_cast<uint32_t>(plan.recipe.chains.size());
   const bool written = (concat && WriteConcatParts(plan, draft, info)) ||
                        (permutes && WritePermuted(plan, draft, info));
   const bool placed = !written && !concat && PlaceViews(plan, draft, info);
-  if (written || placed)
-    RecordDecision(plan, draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kFixed, &def);
-  return written || placed;
+  if (!written && !placed) return false;
+  RecordDecision(plan, draft, placed ? NodeRecord::Kind::kViews : NodeRecord::Kind::kWritten, &def);
+  plan.recipe.nodes.back().first_chain = chain;
+  return true;
 }
 
 void RememberWriter(PlanDraft& plan, const NodeDraft& draft, const KernelDef& def,

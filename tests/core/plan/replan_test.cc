@@ -106,6 +106,33 @@ TEST(PlanResize, YieldsThatTakeNothingIn) {
   EXPECT_EQ(resized->arena_bytes(), fresh->arena_bytes());
 }
 
+// Products that write where a Transpose or a Concat wants their outputs, also through a Reshape.
+TEST(PlanResize, ProducersThatWriteElsewhere) {
+  auto permuted = GraphOf(R"((float[B,T,4] x) => (float[B,2,T,3] y, float[B,T,6] z)
+      <float[4,6] w = {1, -2, 3, 0.5, 0.25, 1, 0, 1, 2, -1, 3, 1, 0.5, 2, 1, 4, -3, 1, 2, 0.125, 1, 1, 0, 2},
+       float[3,3] c = {1, 2, -1, 0.5, 0, 1, 2, 1, 0.25}, int64[4] heads = {0, 0, 2, 3}, int64[3] merged = {0, 0, 6}> {
+    p = MatMul (x, w)
+    h = Reshape (p, heads)
+    y = Transpose <perm = [0, 2, 1, 3]> (h)
+    a = Softmax (y)
+    b = MatMul (a, c)
+    m = Transpose <perm = [0, 2, 1, 3]> (b)
+    z = Reshape (m, merged)
+  })");
+  EXPECT_TRUE(Resizes(permuted, {Ramp(Shape{2, 5, 4})}, {Ramp(Shape{2, 9, 4})}));
+  EXPECT_TRUE(Resizes(permuted, {Ramp(Shape{2, 5, 4})}, {Ramp(Shape{3, 2, 4})}));
+  auto parts = GraphOf(R"((float[N,4] x, float[M,4] z) => (float[K,3] y)
+      <float[4,3] w = {1, -2, 3, 0.5, 0.25, 1, 0, 1, 2, -1, 3, 1}> {
+    p = MatMul (x, w)
+    q = MatMul (z, w)
+    y = Concat <axis = 0> (p, q)
+  })");
+  EXPECT_TRUE(Resizes(parts, {Ramp(Shape{3, 4}), Ramp(Shape{2, 4}, 0.5f)},
+                      {Ramp(Shape{5, 4}), Ramp(Shape{2, 4}, 0.5f)}));
+  EXPECT_TRUE(Resizes(parts, {Ramp(Shape{3, 4}), Ramp(Shape{2, 4}, 0.5f)},
+                      {Ramp(Shape{3, 4}), Ramp(Shape{7, 4}, 0.5f)}));
+}
+
 TEST(PlanResize, AFailingProviderIsAnErrorThatNamesTheNode) {
   auto counting = std::make_shared<FailingProvider>(MakeCpuProvider(), "faulty");
   const auto base = PlanOf(GraphOf("(float[N] x) => (float[N] y) { [op] y = Exp (x) }"),
