@@ -230,18 +230,18 @@ class C10dGroup : public Communicator {
         c10d::ReduceScatterOptions options;
         options.reduceOp = OpOf(collective.op);
         options.timeout = timeout_;
-        return group_->_reduce_scatter_base(output, input, options);
+        return group_->reduce_scatter_single(output, input, options);
       }
       case Kind::kAllGather: {
         c10d::AllgatherOptions options;
         options.timeout = timeout_;
-        return group_->_allgather_base(output, input, options);
+        return group_->all_gather_single(output, input, options);
       }
       case Kind::kAllToAll: {
         c10d::AllToAllOptions options;
         options.timeout = timeout_;
         std::vector<int64_t> none;
-        return group_->alltoall_base(output, input, none, none, options);
+        return group_->all_to_all_single(output, input, none, none, options);
       }
       case Kind::kSend: return group_->send(inputs, collective.peer, 0);
       case Kind::kReceive: return group_->recv(outputs, collective.peer, 0);

@@ -58,9 +58,9 @@ void KeepTriangle(const T* x, T* y, const Shape& shape, int64_t k, bool upper) {
     const int64_t diagonal = i % rows + std::clamp(k, -rows - 1, columns + 1);
     const int64_t first = upper ? std::clamp<int64_t>(diagonal, 0, columns) : 0;
     const int64_t last = upper ? columns : std::clamp<int64_t>(diagonal + 1, 0, columns);
-    std::fill(y, y + first, T());
+    std::fill_n(y, first, T());
     if (x != y) std::copy(x + first, x + last, y + first);
-    std::fill(y + last, y + columns, T());
+    std::fill_n(y + last, columns - last, T());
   }
 }
 

@@ -63,9 +63,10 @@ Status InferYield(Graph&, Node* node) {
   for (size_t k = 0; k < std::min(of.size(), node->outputs().size()); ++k) {
     Value* output = node->outputs()[k];
     if (output == nullptr || output->type().is_tensor()) continue;
-    ValueType type = node->inputs()[of[k]]->type();
-    if (std::find(full.begin(), full.end(), of[k]) == full.end()) type.shape.reset();
-    output->set_type(std::move(type));
+    const ValueType& type = node->inputs()[of[k]]->type();
+    const bool shaped = std::find(full.begin(), full.end(), of[k]) != full.end();
+    output->set_type(
+        {type.kind, type.dtype, type.key, shaped ? type.shape : std::nullopt, type.element});
   }
   return {};
 }
