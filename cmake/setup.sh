@@ -281,7 +281,7 @@ name_onnx() {
 build_onnx() {
   [[ -f $onnx/stamp ]] && return
   local source=$prefix/src/onnx-$onnx_version
-  say "building the onnx $onnx_version C++ library once, about 3 CPU-minutes"
+  say "building the onnx $onnx_version C++ library once, 1 to 3 minutes of CPU time"
   logged onnx-fetch fetch_onnx "$source" || fail "the sources of onnx $onnx_version could not be fetched with pip."
   local launcher=()
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
