@@ -117,7 +117,8 @@ inline void MultiplyColumns(const GemmSpec& s, int64_t first, int64_t last, cons
   }
 }
 
-template <typename R>
+// A(i, p) as MultiplyBlock reads it.
+template <typename R, bool kAcross>
 inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const float* a,
                           const float* b, float* c, const float* bias, const float* addend) {
   alignas(64) float panel[kPanelDepth * kPanel];
@@ -138,14 +139,8 @@ inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const 
       const bool start = p == 0;
       const GemmTarget<float> to{s, s.accumulate || !start, c, start ? bias : nullptr,
                                  start ? addend : nullptr};
-      const float* left = a + p * s.a.col;
-      if (s.a.col == 1) {
-        MultiplyPanel<R, R::kRows, false>(to, first, last, j, columns, left, s.a.row, right,
-                                          right_step, depth);
-      } else {
-        MultiplyPanel<R, R::kRows, true>(to, first, last, j, columns, left, s.a.col, right,
-                                         right_step, depth);
-      }
+      MultiplyPanel<R, R::kRows, kAcross>(to, first, last, j, columns, a + p * s.a.col,
+                                          kAcross ? s.a.col : s.a.row, right, right_step, depth);
       p += std::max<int64_t>(1, even);
     } while (p < s.k);
   }
@@ -155,12 +150,20 @@ inline void MultiplyTiles(const GemmSpec& s, int64_t first, int64_t last, const 
 
 void MultiplyFloatRows(const GemmSpec& s, int64_t first, int64_t last, const float* a,
                        const float* b, float* c, const float* bias, const float* addend) {
-  const bool by_columns = s.m <= kFewRows && s.b.row == 1 && s.a.col == 1;
-  tiles::OnBestTiles([&](auto registers) {
-    using R = decltype(registers);
-    if (by_columns) MultiplyColumns<R>(s, first, last, a, b, c, bias, addend);
-    else MultiplyTiles<R>(s, first, last, a, b, c, bias, addend);
-  });
+  // A loop for each case: GCC takes a time for each that grows with the square of its length.
+  if (s.m <= kFewRows && s.b.row == 1 && s.a.col == 1) {
+    tiles::OnBestTiles([&](auto registers) {
+      MultiplyColumns<decltype(registers)>(s, first, last, a, b, c, bias, addend);
+    });
+  } else if (s.a.col == 1) {
+    tiles::OnBestTiles([&](auto registers) {
+      MultiplyTiles<decltype(registers), false>(s, first, last, a, b, c, bias, addend);
+    });
+  } else {
+    tiles::OnBestTiles([&](auto registers) {
+      MultiplyTiles<decltype(registers), true>(s, first, last, a, b, c, bias, addend);
+    });
+  }
 }
 
 }  // namespace caesura
