@@ -13,15 +13,15 @@ if(NOT CAESURA_SANITIZE)
 endif()
 
 # caesura_room(FOLDER USES FOLDER... [PART NAME] [SOURCES FILE...] [EXCLUDE REGEX] [SINGLE FILE...]
-#              [HEADERS standard|graph|kernels|cuda])
+#              [HEADERS standard|graph|kernels|cuda] [LATER])
 #
 # Compiles FOLDER's sources (or SOURCES; without those that EXCLUDE matches) as a part of libcaesura, an object library
 # caesura_FOLDER[_PART]. Its include root holds links to FOLDER and to those that it USES, so that any other #include
 # fails. Up to eight sources of one folder are compiled together, so that their headers are parsed once; those in SINGLE, which
 # have options of their own, by themselves. HEADERS: which headers are parsed once for all rooms that say the same; with
-# kernels and cuda, the flags too.
+# kernels and cuda, the flags too. LATER: the first example does not need it (caesura_first is without it).
 function(caesura_room FOLDER)
-  cmake_parse_arguments(PARSE_ARGV 1 ROOM "" "PART;EXCLUDE;HEADERS" "SOURCES;USES;SINGLE")
+  cmake_parse_arguments(PARSE_ARGV 1 ROOM "LATER" "PART;EXCLUDE;HEADERS" "SOURCES;USES;SINGLE")
   string(REPLACE "/" "_" TARGET "caesura_${FOLDER}")
   if(ROOM_PART)
     string(APPEND TARGET "_${ROOM_PART}")
@@ -58,6 +58,9 @@ function(caesura_room FOLDER)
   add_library(${TARGET} OBJECT ${COMPILED})
   target_link_libraries(${TARGET} PRIVATE caesura_rooms)
   target_sources(caesura PRIVATE $<TARGET_OBJECTS:${TARGET}>)
+  if(NOT ROOM_LATER)
+    target_sources(caesura_first PRIVATE $<TARGET_OBJECTS:${TARGET}>)
+  endif()
 
   set(ROOT ${PROJECT_BINARY_DIR}/rooms/${TARGET})
   file(REMOVE_RECURSE ${ROOT})

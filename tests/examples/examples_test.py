@@ -69,6 +69,18 @@ def test_ranks_in_cpp(tmp_path, monkeypatch):
     assert float(re.search(r"2 ranks: loss ([\d.]+)", text).group(1)) < 0.3
 
 
+@pytest.mark.skipif(shutil.which("first_example") is None, reason="the examples are not on PATH (. build/activate)")
+def test_the_first_example_has_all_its_kernels(tmp_path, monkeypatch):
+    """Its library has few kernels. It trains to the same bits as the whole library."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    run(tmp_path, sys.executable, FOLDER.parent / "digits" / "export_digits.py", tmp_path)
+    trained = []
+    for program in ("first_example", "train_digits"):
+        run(tmp_path, program, tmp_path)
+        trained.append((tmp_path / "digits_trained.onnx").read_bytes())
+    assert trained[0] == trained[1]
+
+
 @pytest.mark.parametrize("path", [*FOLDER.glob("*.py"), *FOLDER.parent.glob("continue_step/*.cc"), *FOLDER.parent.glob("ranks/*")],
                          ids=lambda path: path.name)
 def test_an_example_is_short(path):
