@@ -12,8 +12,6 @@
 #include <mutex>
 #include <optional>
 
-#include "core/base/hand_over.h"
-
 namespace caesura::torch {
 namespace {
 
@@ -33,18 +31,27 @@ bool IsBatched(const at::Tensor& gradient) {
   return gradient.defined() && gradient.key_set().has_any(kBatched);
 }
 
-std::vector<at::Tensor> Differentiate(int64_t key, const std::vector<at::Tensor>& tensors,
-                                      const std::vector<int64_t>& sizes,
-                                      const variable_list& gradients,
-                                      const std::optional<at::Tensor>& random) {
+// The results of caesura::differentiate.
+struct Derivative {
+  std::vector<at::Tensor> gradients, kept;
+  std::vector<int64_t> facts;
+};
+
+Derivative Differentiate(int64_t key, const std::vector<at::Tensor>& tensors,
+                         const std::vector<int64_t>& sizes, const variable_list& gradients,
+                         const std::optional<at::Tensor>& random,
+                         const std::vector<at::Tensor>& saved, const std::vector<int64_t>& wanted,
+                         const std::vector<int64_t>& before,
+                         const std::vector<at::Tensor>& before_given, bool joins) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
   c10::List<std::optional<at::Tensor>> given;
   for (const at::Tensor& g : gradients)
     given.push_back(g.defined() ? std::optional(g) : std::nullopt);
-  std::vector<c10::IValue> stack = {key, tensors, sizes, std::move(given), random};
+  std::vector<c10::IValue> stack = {key,   tensors, sizes,  std::move(given), random,
+                                    saved, wanted,  before, before_given,     joins};
   op.callBoxed(&stack);
-  return stack.at(0).toTensorVector();
+  return {stack.at(0).toTensorVector(), stack.at(1).toTensorVector(), stack.at(2).toIntVector()};
 }
 
 // Throws where a number is out of its range, or lists that belong together differ in length:
@@ -57,13 +64,10 @@ void CheckLayout(const CallLayout& l, int64_t values, const CapturedGraph* backw
   const int64_t backward_values = backward != nullptr ? backward->value_count() : 0;
   bool fits = l.mutated.size() == l.new_values.size() && below(l.mutated, l.tensors.size()) &&
               below(l.differentiable, l.outputs.size());
-  for (const auto* numbers :
-       {&l.tensors, &l.sizes, &l.outputs, &l.new_values, &l.saved, &l.saved_sizes}) {
-    fits = fits && below(*numbers, values);
-  }
-  for (const auto* numbers : {&l.backward_saved, &l.backward_saved_sizes, &l.backward_gradients}) {
-    fits = fits && below(*numbers, backward_values);
-  }
+  for (const auto* n : {&l.tensors, &l.sizes, &l.outputs, &l.new_values, &l.saved, &l.saved_sizes})
+    fits = fits && below(*n, values);
+  for (const auto* n : {&l.backward_saved, &l.backward_saved_sizes, &l.backward_gradients})
+    fits = fits && below(*n, backward_values);
   if (backward != nullptr) {
     fits = fits && l.backward_saved.size() == l.saved.size() &&
            l.backward_saved_sizes.size() == l.saved_sizes.size() &&
@@ -187,8 +191,9 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     for (int64_t i : layout.mutated) written[i] = true;
     inputs_.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const bool cut = written[i] || (layout.backward_results[i] < 0 && tensors[i].requires_grad());
-      inputs_.emplace_back(cut ? tensors[i].detach() : tensors[i], /*is_output=*/false);
+      const at::Tensor& x = tensors[i];  // no derivative reads a written one: later writes are fine
+      const bool cut = layout.backward_results[i] < 0 && x.requires_grad();
+      inputs_.emplace_back(written[i] ? x.variable_data() : cut ? x.detach() : x, false);
     }
     sizes_ = sizes.vec();
     random_ = std::move(random);
@@ -207,11 +212,14 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!released_, ::torch::autograd::ERR_BACKWARD_TWICE);
     const CallLayout& layout = call_->layout_;
+    const size_t own = layout.differentiable.size();
     auto run = std::make_unique<BackwardRun>();
     run->reached = Reached(dys);
     if (!IsWanted(run->reached)) return variable_list(num_outputs());
-    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched)) {
+    if (at::GradMode::is_enabled() || std::any_of(dys.begin(), dys.end(), IsBatched) ||
+        std::any_of(dys.begin() + own, dys.end(), [](const auto& dy) { return dy.defined(); })) {
       run->again = Again(dys, run->reached);
+      if (!::torch::autograd::get_current_graph_task_keep_graph()) Release();
       return call_->HandOut(*this, 0, std::move(run));
     }
     CapturedGraph::Values& values = run->progress.values;
@@ -223,7 +231,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     }
     for (size_t i = 0; i < saved_sizes_.size(); ++i)
       values[layout.backward_saved_sizes[i]] = saved_sizes_[i];
-    for (size_t i = 0; i < dys.size(); ++i) {
+    for (size_t i = 0; i < own; ++i) {
       values[layout.backward_gradients[i]] =
           dys[i].defined() ? std::move(dys[i]) : input_metadata(i).zeros_like();
     }
@@ -246,11 +254,18 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   // optimizer would take zeros for a gradient.
   std::vector<bool> Reached(const variable_list& dys) const {
     const CallLayout& layout = call_->layout_;
+    const size_t own = layout.differentiable.size();
     std::vector<bool> reached(layout.backward_results.size());
     for (size_t i = 0; i < reached.size(); ++i) {
       if (layout.backward_results[i] < 0) continue;
-      for (size_t k = 0; k < dys.size() && !reached[i]; ++k) {
-        reached[i] = dys[k].defined() && layout.reached[i * dys.size() + k] != 0;
+      for (size_t k = 0; k < own && !reached[i]; ++k) {
+        reached[i] = dys[k].defined() && layout.reached[i * own + k] != 0;
+      }
+      for (const Joined& joined : joined_) {
+        for (size_t k = 0; k < joined.slots.size() && !reached[i]; ++k) {
+          reached[i] =
+              IsGiven(dys, joined.slots[k]) && joined.reached[i * joined.slots.size() + k] != 0;
+        }
       }
     }
     return reached;
@@ -271,28 +286,102 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     released_ = true;
     saved_.clear();
     inputs_.clear();
+    for (Joined& joined : joined_) joined.given.clear();
   }
 
-  // The gradients with derivatives of their own: the forward is run again by PyTorch.
-  variable_list Again(const variable_list& dys, const std::vector<bool>& wanted) {
-    std::vector<at::Tensor> tensors;
-    for (const SavedVariable& input : inputs_) tensors.push_back(input.unpack());
-    const std::vector<at::Tensor> gradients =
-        Differentiate(call_->key_, tensors, sizes_, dys, random_);
-    variable_list dxs(tensors.size());
-    size_t next = 0;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!tensors[i].requires_grad()) continue;
-      if (wanted[i]) dxs[i] = gradients.at(next);
-      ++next;
+  // Gradients that were made differentiable: further results of the forward, so to speak, whose
+  // gradients come in here, too. One pass over the forward then serves all of them.
+  struct Joined {
+    int64_t number;                    // that caesura::differentiate knows it by
+    std::vector<SavedVariable> given;  // the gradients that it was made from, and what it has kept
+    std::vector<size_t> reads;     // the earlier ones, by place, whose gradients may be among those
+    std::vector<int64_t> slots;    // of each gradient: the node's input; -1: it is constant
+    std::vector<int64_t> reached;  // a row for each input: of each gradient, 1 if it depends on it
+  };
+
+  static bool IsGiven(const variable_list& dys, int64_t slot) {
+    return slot >= 0 && slot < static_cast<int64_t>(dys.size()) && dys[slot].defined();
+  }
+
+  // For each of joined_, true if it has a gradient, or another one is made from it that has.
+  std::vector<bool> Needed(const variable_list& dys) const {
+    std::vector<bool> needed(joined_.size());
+    for (size_t j = joined_.size(); j-- > 0;) {
+      for (int64_t slot : joined_[j].slots) needed[j] = needed[j] || IsGiven(dys, slot);
+      for (size_t i : joined_[j].reads) needed[i] = needed[i] || needed[j];
     }
+    return needed;
+  }
+
+  // The gradients of the inputs that have one and for which somebody waits, perhaps at a later
+  // part. With autograd on they have derivatives of their own.
+  variable_list Again(const variable_list& dys, const std::vector<bool>& reached) {
+    std::vector<at::Tensor> tensors, saved, before_given;
+    for (const SavedVariable& input : inputs_) tensors.push_back(input.unpack());
+    for (const SavedVariable& value : saved_) saved.push_back(value.unpack(getptr()));
+    std::vector<int64_t> wanted, before;
+    const ::torch::autograd::Node* node = this;
+    for (const std::vector<int64_t>& members : call_->members_) {
+      for (size_t k = 0; k < members.size(); ++k) {
+        if (reached[members[k]] && node->task_should_compute_output(k))
+          wanted.push_back(members[k]);
+      }
+      if (node->num_outputs() > members.size())
+        node = node->next_edge(members.size()).function.get();
+    }
+    std::sort(wanted.begin(), wanted.end());
+    const size_t own = call_->layout_.differentiable.size();
+    variable_list given(dys.begin(), dys.begin() + own);
+    const std::vector<bool> needed = Needed(dys);
+    std::vector<size_t> reads;
+    for (size_t j = 0; j < joined_.size(); ++j) {
+      if (!needed[j]) continue;
+      before.push_back(joined_[j].number);
+      before.push_back(static_cast<int64_t>(joined_[j].reads.size()));
+      for (size_t i : joined_[j].reads)
+        before.push_back(std::find(reads.begin(), reads.end(), i) - reads.begin());
+      reads.push_back(j);
+      for (const SavedVariable& tensor : joined_[j].given) before_given.push_back(tensor.unpack());
+      for (int64_t slot : joined_[j].slots)
+        given.push_back(IsGiven(dys, slot) ? dys[slot] : at::Tensor());
+    }
+    const bool joins = at::GradMode::is_enabled() && joined_.size() < kMostJoined &&
+                       input_metadata_.size() + wanted.size() <= own + kMostSlots;
+    Derivative found = Differentiate(call_->key_, tensors, sizes_, given, random_, saved, wanted,
+                                     before, before_given, joins);
+    if (!found.facts.empty()) Join(found, given, std::move(reads));
+    variable_list dxs(tensors.size());
+    for (size_t k = 0; k < wanted.size(); ++k) dxs[wanted[k]] = found.gradients.at(k);
     return dxs;
   }
 
+  // Makes the gradients results of this node. facts: a number; of each gradient whether it is
+  // differentiable; the rows of Joined::reached.
+  void Join(const Derivative& found, const variable_list& dys, std::vector<size_t> reads) {
+    const size_t count = found.gradients.size();
+    TORCH_CHECK(found.facts.size() == 1 + count + count * inputs_.size(), "facts of a derivative");
+    Joined joined{found.facts[0], {}, std::move(reads), {}, {}};
+    for (const at::Tensor& dy : dys)
+      if (dy.defined()) joined.given.emplace_back(dy, /*is_output=*/false);
+    for (const at::Tensor& kept : found.kept)  // without its origin, which would be this node
+      joined.given.emplace_back(kept.detach(), /*is_output=*/false);
+    for (size_t k = 0; k < count; ++k) {
+      joined.slots.push_back(found.facts[1 + k] != 0 ? static_cast<int64_t>(num_inputs()) : -1);
+      if (joined.slots.back() < 0) continue;
+      at::Tensor gradient = found.gradients[k];
+      ::torch::autograd::impl::set_gradient_edge(
+          gradient, {getptr(), static_cast<uint32_t>(add_input_metadata(gradient))});
+    }
+    joined.reached.assign(found.facts.begin() + 1 + count, found.facts.end());
+    joined_.push_back(std::move(joined));
+  }
+
+  static constexpr size_t kMostJoined = 16, kMostSlots = 256;
   const c10::intrusive_ptr<CapturedCall> call_;
   std::mutex mutex_;
   bool released_ = false;
   std::vector<SavedVariable> inputs_, saved_;  // saved_: that are no inputs
+  std::vector<Joined> joined_;
   std::vector<int64_t> sizes_, saved_sizes_;
   std::optional<at::Tensor> random_;
 };
@@ -340,15 +429,54 @@ CapturedCall::CapturedCall(c10::intrusive_ptr<CapturedGraph> forward,
   operator_->def(schema.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) {
     return Run(tensors, sizes);
   });
+  const std::string keeping = "keeping_call_" + std::to_string(key) +
+                              "(Tensor[] tensors, int[] sizes) -> (Tensor[], Tensor[])";
+  operator_->def(keeping.c_str(), [this](at::TensorList tensors, c10::IntArrayRef sizes) {
+    return RunAndKeep(tensors, sizes);
+  });
 }
 
-std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
+std::vector<at::Tensor> CapturedCall::Compute(at::TensorList tensors, c10::IntArrayRef sizes,
+                                              CapturedGraph::Values& values) {
   TORCH_CHECK(tensors.size() == layout_.tensors.size() && sizes.size() == layout_.sizes.size(),
               "the graph was captured for other arguments");
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_NOT_IMPLEMENTED(!::torch::autograd::isFwGradDefined(tensor),
                                 "caesura: a captured graph has no forward-mode derivatives");
   }
+  values = forward_->Begin();
+  for (size_t i = 0; i < tensors.size(); ++i) values[layout_.tensors[i]] = tensors[i];
+  for (size_t i = 0; i < sizes.size(); ++i) values[layout_.sizes[i]] = sizes[i];
+  std::vector<at::Tensor> outputs;
+  PlainScope scope;
+  forward_->Run(values);
+  for (size_t i = 0; i < layout_.mutated.size(); ++i) {
+    tensors[layout_.mutated[i]].copy_(values[layout_.new_values[i]].toTensor());
+  }
+  for (int64_t i : layout_.outputs) {
+    at::Tensor out = values[i].toTensor();
+    if (out.is_view()) {  // of what nobody else sees: a tensor of its own, whose changes the
+                          // saved view still notices
+      out = at::Tensor(out.unsafeGetTensorImpl()->shallow_copy_and_detach(
+          out.unsafeGetTensorImpl()->version_counter(),
+          /*allow_tensor_metadata_change=*/true));
+    }
+    outputs.push_back(std::move(out));
+  }
+  return outputs;
+}
+
+std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> CapturedCall::RunAndKeep(
+    at::TensorList tensors, c10::IntArrayRef sizes) {
+  CapturedGraph::Values values;
+  std::vector<at::Tensor> outputs = Compute(tensors, sizes, values), kept;
+  for (size_t i = 0; i < layout_.saved.size(); ++i) {
+    if (saved_inputs_[i] < 0) kept.push_back(values[layout_.saved[i]].toTensor());
+  }
+  return {std::move(outputs), std::move(kept)};
+}
+
+std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayRef sizes) {
   c10::intrusive_ptr<Backward> node;
   if (backward_ && at::GradMode::is_enabled()) {
     node = c10::make_intrusive<Backward>(c10::intrusive_ptr<CapturedCall>::reclaim_copy(this));
@@ -359,71 +487,14 @@ std::vector<at::Tensor> CapturedCall::Run(at::TensorList tensors, c10::IntArrayR
     std::lock_guard<std::mutex> lock(generator.mutex());
     random = generator.get_state();
   }
-  CapturedGraph::Values values = forward_->Begin();
-  for (size_t i = 0; i < tensors.size(); ++i) values[layout_.tensors[i]] = tensors[i];
-  for (size_t i = 0; i < sizes.size(); ++i) values[layout_.sizes[i]] = sizes[i];
-  std::vector<at::Tensor> outputs;
-  {
-    PlainScope scope;
-    forward_->Run(values);
-    for (size_t i = 0; i < layout_.mutated.size(); ++i) {
-      tensors[layout_.mutated[i]].copy_(values[layout_.new_values[i]].toTensor());
-    }
-    for (int64_t i : layout_.outputs) {
-      at::Tensor out = values[i].toTensor();
-      if (out.is_view()) {  // of what nobody else sees: a tensor of its own, whose changes the
-                            // saved view still notices
-        out = at::Tensor(out.unsafeGetTensorImpl()->shallow_copy_and_detach(
-            out.unsafeGetTensorImpl()->version_counter(),
-            /*allow_tensor_metadata_change=*/true));
-      }
-      outputs.push_back(std::move(out));
-    }
-  }
+  CapturedGraph::Values values;
+  std::vector<at::Tensor> outputs = Compute(tensors, sizes, values);
   if (node) {
     Connect(*node, tensors);
     for (int64_t i : layout_.differentiable) ::torch::autograd::set_history(outputs[i], node);
     node->Save(tensors, sizes, values, outputs, std::move(random));
   }
   return outputs;
-}
-
-void RegisterCapturedCalls() {
-  static const bool done = [] {
-    static ::torch::Library library(::torch::Library::FRAGMENT, "caesura", std::nullopt, __FILE__,
-                                    __LINE__);
-    library.class_<CallCounters>("Counters")
-        .def(::torch::init<>())
-        .def("take", &CallCounters::Take);
-    library.class_<CapturedGraph>("Graph")
-        .def(::torch::init(
-            [](int64_t values, const c10::intrusive_ptr<CallCounters>& counters, int64_t gpu) {
-              auto provider = TakeOver<const ExecutionProvider>(gpu);  // _core.Gpu.share
-              TORCH_CHECK(gpu == 0 || provider, "no GPU was handed over as ", gpu);
-              return c10::make_intrusive<CapturedGraph>(values, counters, std::move(provider));
-            }))
-        .def("add_constant", &CapturedGraph::AddConstant)
-        .def("add_program", &CapturedGraph::AddProgram)
-        .def("add_part", &CapturedGraph::AddPart)
-        .def("add_cut", &CapturedGraph::AddCut)
-        .def("add_operator", &CapturedGraph::AddOperator)
-        .def("add_size", &CapturedGraph::AddSize)
-        .def("add_element", &CapturedGraph::AddElement);
-    library.class_<CapturedCall>("Call").def(::torch::init(
-        [](const c10::intrusive_ptr<CapturedGraph>& forward,
-           std::optional<c10::intrusive_ptr<CapturedGraph>> backward,
-           std::vector<std::vector<int64_t>> layout, bool random, int64_t key, int64_t keep_alive) {
-          auto held = TakeOver<void>(keep_alive);  // _core.keep_alive
-          TORCH_CHECK(held, "nothing was handed over as ", keep_alive);
-          return c10::make_intrusive<CapturedCall>(forward, backward.value_or(nullptr),
-                                                   std::move(layout), random, key, std::move(held));
-        }));
-    library.def(
-        "differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? "
-        "random) -> Tensor[]");
-    return true;
-  }();
-  static_cast<void>(done);
 }
 
 }  // namespace caesura::torch

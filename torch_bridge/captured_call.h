@@ -9,11 +9,19 @@
 // Python makes one of two CapturedGraphs (torch.classes.caesura.Call), which while it lives is an
 // operator of its own (an object as an argument would cost more than the rest of a small call):
 //   caesura::call_KEY(Tensor[] tensors, int[] sizes) -> Tensor[]
+//   caesura::keeping_call_KEY(Tensor[] tensors, int[] sizes) -> (Tensor[], Tensor[])
+// The second one makes no node, and gives also what the forward saves beside inputs.
+//
 // With derivatives of derivatives asked for (create_graph), the node calls the operator
 //   caesura::differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor?
-//   random) -> Tensor[]
-// which the Python package implements: the gradients of those of `tensors` that require one, in
-// eager.
+//   random, Tensor[] saved, int[] wanted, int[] before, Tensor[] before_given, bool joins)
+//   -> (Tensor[], Tensor[], int[])
+// which the Python package implements: the gradients of `tensors` at the positions `wanted`.
+// `saved` are the values that the forward has saved, those left out that are inputs. The gradients
+// have nodes of their own, or, where `joins` allows it, become further results of this node: then
+// the operator also gives what is to be kept for that, and numbers that describe it
+// (CapturedCall::Backward::Join). Later calls take what has joined before, in order: `before` has
+// for each its number, how many of those before it it was made from, and their places.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 
@@ -22,6 +30,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "torch_bridge/captured_graph.h"
@@ -66,6 +75,11 @@ class CapturedCall : public ::torch::CustomClassHolder {
   class Backward;
   class BackwardPart;
   struct BackwardRun;
+  // The outputs, without a node.
+  std::vector<at::Tensor> Compute(at::TensorList tensors, c10::IntArrayRef sizes,
+                                  CapturedGraph::Values& values);
+  std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> RunAndKeep(at::TensorList tensors,
+                                                                          c10::IntArrayRef sizes);
   // Makes the nodes for the later parts of the backward; `node` is the first one's. Edges go from
   // each to the tensors whose gradients it hands out, and last to the node for the next part.
   void Connect(::torch::autograd::Node& node, at::TensorList tensors);

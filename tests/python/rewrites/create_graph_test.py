@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of derivatives through wrapped modules are eager PyTorch's own, with a warning."""
+"""Derivatives of derivatives through wrapped modules are captured calls; those that are none are eager PyTorch's own, with a warning."""
 
 import copy
 import gc
@@ -148,17 +148,22 @@ def test_autocast_is_the_forwards():
     assert again.requires_grad
 
 
-def test_it_is_told_once_and_forbidden_by_strict():
-    wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6)
+def test_what_stays_in_eager_is_told_once_and_forbidden_by_strict():
+    wrapped, x = caesura.wrap(Net(torch.nn.Tanh())), torch.randn(5, 6, requires_grad=True)
+
+    def jacobian():
+        y = wrapped(x)
+        return torch.autograd.grad(y, x, torch.eye(y.numel()).reshape(-1, *y.shape), create_graph=True, is_grads_batched=True)
+
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        penalty(wrapped, x)
-        penalty(wrapped, x)
+        jacobian()
+        jacobian()
     assert sum("create_graph" in str(w.message) for w in told) == 1
     ((op, reason), places), = caesura.stats().fallbacks.items()
     assert "create_graph" in op and "eager" in reason and any("create_graph_test.py" in place for place in places)
     with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
-        penalty(wrapped, x)
+        jacobian()
 
 
 def test_an_input_that_was_changed_is_an_error():
@@ -235,10 +240,9 @@ def test_results_that_share_their_elements(last):
 
     for rows in (4, 4, 6):
         same(second(wrapped, rows), second(module, rows))
-    assert any("create_graph" in op for op, _ in caesura.stats().fallbacks)
     assert caesura.stats().kernel_calls > 0
-    with caesura.strict(), pytest.raises(caesura.StrictError, match="create_graph"):
-        second(wrapped, 6)
+    drawn = "Dropout" in str(module)  # AOT autograd's own node does not hand out the masks that it has saved
+    assert any("create_graph" in op and "random" in reason for op, reason in caesura.stats().fallbacks) == drawn
 
 
 def test_results_that_share_and_an_input_that_was_changed():

@@ -37,7 +37,10 @@ _PRIVATE = {
     "apply_view_meta_sequence": "torch._C._functionalization.apply_view_meta_sequence",
     "OutputType": "torch._functorch._aot_autograd.schemas.OutputType",
     # Tracing: fake tensors, the state of a trace, and symbolic sizes.
+    "ConstantSource": "torch._dynamo.source.ConstantSource",
     "detect_fake_mode": "torch._guards.detect_fake_mode",
+    "DimDynamic": "torch.fx.experimental.symbolic_shapes.DimDynamic",
+    "FakeTensorMode": "torch._subclasses.FakeTensorMode",
     "fake_implementations": "torch._subclasses.fake_impls.op_implementations_dict",  # by operator
     "enable_python_dispatcher": "torch._dispatch.python.enable_python_dispatcher",
     "free_unbacked_symbols": "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols",  # of sizes that depend on values
@@ -45,7 +48,10 @@ _PRIVATE = {
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "make_fx": "torch.fx.experimental.proxy_tensor.make_fx",
     "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
+    "ShapeEnv": "torch.fx.experimental.symbolic_shapes.ShapeEnv",
+    "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext",
     "TracingContext": "torch._guards.TracingContext",
+    "with_context": "torch._guards.tracing",  # a TracingContext within a block
     "unset_fake_temporarily": "torch._subclasses.fake_tensor.unset_fake_temporarily",
     # Dynamo's captures of frames (capture/frames.py replaces parts of them while a capture of ours is under way).
     "cache_entries": "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",  # a code's captures: guards and new code

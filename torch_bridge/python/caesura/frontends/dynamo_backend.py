@@ -10,8 +10,8 @@ import torch
 from caesura.cache import disk, graph_calls
 from caesura.cache.fingerprint import Unkeyed
 from caesura.capture import frames
-from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, functorch_config, global_hooks,
-                                    inductor_config, is_view, set_grad_enabled, unset_fake_temporarily)
+from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, boxed, default_partition, global_hooks,
+                                    is_view, set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.decompositions import decompositions
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.python_rng import take_as_given
@@ -24,14 +24,14 @@ from caesura.rewrites.aliasing import (as_views, data_assignments, hidden_in_vie
                                       writes_to_saved)
 from caesura.rewrites.autograd_function import parts_of
 from caesura.rewrites.complex_numbers import in_pairs, share_complex
-from caesura.rewrites.double_backward import differentiable_again, without_tokens
+from caesura.rewrites.double_backward import differentiable_again, value_numbers, without_tokens
 from caesura.rewrites.fx_meta import describe, is_tensor, storage_of
 from caesura.rewrites.gpu_attention import take_attention
 from caesura.rewrites.grouped_query_attention import take_unrepeated
 from caesura.rewrites.layout import lay_results
-from caesura.rewrites.partition import partition
+from caesura.rewrites.partition import partition, settings_of_aot
 from caesura.rewrites.stop_gradient import takes_gradients
-from caesura.runtime.autograd_call import describe_call, of_reached, open_call, recording, rows_reached
+from caesura.runtime.autograd_call import describe_call, differentiate, of_reached, open_call, recording, rows_reached
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import GraphProgram
 
@@ -53,6 +53,7 @@ class _Captured:
     backward: Any = None
     metadata: Any = None
     fits = True  # PyTorch can make the results that are views
+    saved: Any = ()  # value_numbers() of what the forward saves
     refused = False  # the backward is, by caesura.strict(); an error where it is called
 
     def __init__(self, device: Any, away: Any, results: Any) -> None:
@@ -62,13 +63,15 @@ class _Captured:
     def compile_forward(self, module: Any, example_inputs: Any) -> Any:
         take_unrepeated(module.graph)  # of a graph without a backward, which nothing has cut
         self.metadata, whole = TracingContext.get().fw_metadata, []
+        (output,) = module.graph.find_nodes(op="output")
+        numbers = {} if self.metadata.tokens else value_numbers(module.graph)
+        self.saved = [numbers.get(n) for n in output.args[0][self.metadata.num_forward:]]
         if not self.away:
             tokens = len(self.metadata.tokens)  # the first of the results
             first, last = tokens + len(self.metadata.mutated_inp_runtime_indices), tokens + self.metadata.num_forward
             remade = self.metadata.num_outputs_aliased or self.metadata.num_intermediate_bases  # as views, by AOT autograd
             own = [info.output_type in _NEW for info in self.metadata.output_info]
             lay_results(module.graph, first, last, [like if is_own else None for like, is_own in zip(self.results, own)])
-            (output,) = module.graph.find_nodes(op="output")
             self.fits = views_made_anew_fit(self.metadata, [getattr(n, "meta", {}).get("val") for n in output.args[0][first:]])
             module = module if not remade and share_complex(output.args[0][first:last]) else in_pairs(module)
             whole = [first + i for i, is_own in enumerate(own) if is_own]
@@ -177,10 +180,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     compile_graph = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
                                  inference_compiler=captured.compile_forward, decompositions=table(),
                                  partition_fn=default_partition if away else partition)
-    # Gradients are not laid as an output whose elements share memory, in which they would overwrite each other. A backward is
-    # called outside of autocast.
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False,
-                                backward_pass_autocast="off"), inductor_config.patch(fallback_random=True):
+    with settings_of_aot():
         if device != CPU and not away:
             take_attention(module)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
@@ -207,7 +207,8 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     groups = views_of_each_other(new) if captured.backward is None else []
     hidden = [] if captured.saves(hidden) else hidden  # otherwise the backward is to notice what changed
     with unset_fake_temporarily():
-        facts = None if groups else describe_call(module, captured.forward, captured.backward, captured.metadata, records)
+        facts = None if groups else describe_call(
+            len(module.graph.find_nodes(op="placeholder")), captured.forward, captured.backward, captured.metadata, records, captured.saved)
         if facts is not None:
             call = open_call(module, facts, table)
             if hidden:
@@ -217,7 +218,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
             return call
     partly = []
     if captured.backward is not None:
-        compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table)
+        compiled = differentiable_again(compiled, module, captured.forward, captured.metadata, table, differentiate)
         positions, rows = rows_reached(captured.forward, captured.backward, captured.metadata)
         compiled = of_reached(compiled, positions, rows)
         tensors = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]

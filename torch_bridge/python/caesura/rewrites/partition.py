@@ -7,18 +7,28 @@ programs take dense tensors, so they would copy that part. Here the product is s
 case, and the backward makes the views itself at no cost.
 """
 
+import contextlib
 import operator
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from caesura.capture.compat import OpOverload, functorch_config, min_cut_partition, schema
+from caesura.capture.compat import OpOverload, functorch_config, inductor_config, min_cut_partition, schema
 from caesura.rewrites.fx_meta import draws, makes_view, storage_of
 from caesura.rewrites.grouped_query_attention import take_unrepeated
 
 aten = torch.ops.aten
 _UNLIKE = {torch.Tag.nondeterministic_seeded,  # calls that differ, or whose results' sizes have symbols of their own
            torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+@contextlib.contextmanager
+def settings_of_aot():
+    """AOT autograd's settings while it makes graphs for us. Gradients are not laid as an output whose elements share memory, in which they
+    would overwrite each other. A backward is called outside of autocast."""
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False, guess_tangent_strides_as_outputs=False,
+                                backward_pass_autocast="off"), inductor_config.patch(fallback_random=True):
+        yield
 
 
 def partition(joint_module, inputs, *, num_fwd_outputs, **options):

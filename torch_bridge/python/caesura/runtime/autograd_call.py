@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wraps a captured forward and backward as one PyTorch operator, whose steps and autograd node are in C++."""
 
+import contextlib
 import functools
 import operator
+import threading
+from typing import Any
 
 import torch
 
 from caesura import _core, torch_kernels
-from caesura.capture.compat import OpOverload, jit_operation, schema
+from caesura.capture.compat import (ConstantSource, DimDynamic, FakeTensorMode, OpOverload, ShapeEnv, StatelessSymbolicContext,
+                                    TracingContext, aot_autograd, boxed, is_functorch_wrapped_tensor, jit_operation, schema,
+                                    unset_fake_temporarily, with_context)
+from caesura.capture.decompositions import corrected
+from caesura.errors import StrictError
 from caesura.reports import collect_from, lose, note_detour
 from caesura.rewrites.aliasing import hooked, run_in_eager, unlike_captured
-from caesura.rewrites.double_backward import Again, differentiate, node_of, origins
+from caesura.rewrites.complex_numbers import in_pairs
+from caesura.rewrites.double_backward import Again, Gradients, Joined, Refused, node_of, origins, value_numbers
 from caesura.rewrites.fx_meta import is_tensor
+from caesura.rewrites.grouped_query_attention import take_unrepeated
+from caesura.rewrites.partition import settings_of_aot, partition
 from caesura.runtime.gpu import CPU, open_gpu
 from caesura.runtime.graph_executor import Cut, GraphProgram, RunStep
 
@@ -21,16 +31,17 @@ _SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operato
           operator.eq: "eq", operator.ne: "ne"}
 
 
-def describe_call(module, forward: GraphProgram, backward, metadata, records: bool):
-    """The call of the graph `module` of dynamo's, for open_call(): dicts, lists, tuples, plain values, bytes and tensors
+def describe_call(count: int, forward: GraphProgram, backward, metadata, records: bool, saved_numbers=(), numbers=()):
+    """The call of a graph with `count` inputs, for open_call(): dicts, lists, tuples, plain values, bytes and tensors
     that are constants. None where AOT autograd's own wrappers are needed.
 
     forward, backward: what AOT autograd has made of it (None where nothing is differentiated), metadata: what it says. records:
-    whether the graph switches autograd on, which is off where it is called.
+    whether the graph switches autograd on, which is off where it is called. saved_numbers, numbers: as
+    Again.describe() takes them.
     """
     if not registered():
         return None
-    if not _is_plain(module, forward, metadata):
+    if not _is_plain(count, forward, metadata):
         note_detour("a graph", "PyTorch makes its results: they are views, subclasses or tokens, or it changes its inputs")
         return None
     layout = _layout(forward, backward, metadata)
@@ -39,7 +50,7 @@ def describe_call(module, forward: GraphProgram, backward, metadata, records: bo
         note_detour("a graph", "PyTorch makes its results: they are inputs, constants or numbers, or a step is no operator")
         return None
     problems = [p for program in (forward, backward) if program is not None for p in program.problems]
-    return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata), "problems": problems,
+    return {"graphs": graphs, "layout": layout, "again": Again.describe(forward, metadata, saved_numbers, numbers), "problems": problems,
             "device": str(forward.device), "records": records}
 
 
@@ -86,8 +97,169 @@ def open_call(module, facts, decompositions):
 
     function = run_with_sizes if sizes else run
     function.held, function.key, function.code = call, None, ()
+    function.keeping = functools.partial(_keeping, jit_operation(f"caesura::keeping_call_{again.key}")[0], tensors)
     function.inputs, function.outputs, function.written = len(tensors), len(facts["layout"][2]), facts["layout"][4]
     return function
+
+
+# --- derivatives of derivatives ---
+
+_KINDS = 16  # that a graph's gradients are captured for
+_compiling = threading.RLock()
+
+
+@torch.compiler.disable  # which sees it where a forward that it traces calls backward
+def _differentiate_by_key(key, *arguments):
+    """caesura::differentiate (captured_call.h)."""
+    return differentiate(Again.of(key), *arguments)
+
+
+def differentiate(again, tensors, sizes, dys, random, saved, wanted, before, before_given, joins):
+    """As caesura::differentiate: by a captured call of Gradients, in eager where there is none."""
+    given, reason = [dy for dy in dys if dy is not None], "the gradients are a batch"
+    differs = torch.is_grad_enabled()
+    if not again.problem and not any(map(is_functorch_wrapped_tensor, (*tensors, *given))):
+        kind = tuple(wanted), tuple(None if dy is None else dy.requires_grad for dy in dys), tuple(before), differs
+        arguments = [*again.arguments(tensors, sizes), *before_given, *given, *saved]
+        call, number, reason = _gradients_call(again, kind, arguments)
+        if call is not None and joins and number is not None and not any(dy.requires_grad for dy in given):
+            found, kept = call.keeping(arguments, sizes)
+            return found, kept, [number, *again.joined[number].facts]
+        if call is not None:
+            return call(*arguments), [], []
+    return again.gradients(tensors, sizes, dys, random, wanted, again.joined_before(before), before_given, reason), [], []
+
+
+def _gradients_call(again, kind, arguments):
+    """(A call of Gradients for such arguments or None, its number in again.joined or None, the reason why there is none.) kind:
+    positions of what is wanted; for each of again.outputs() whether its gradient requires one, None if it has none; numbers of those
+    that have joined it; and whether the gradients are to be differentiable."""
+    known = again.captured.setdefault(kind, [])
+    for fits, *found in known:
+        if fits is None or fits(arguments):
+            return found
+    if len(known) == _KINDS:
+        return None, None, f"their sizes have changed {_KINDS} times"
+    with _compiling:
+        try:
+            known.append((*_capture_gradients(again, kind, arguments), ""))
+        except StrictError:
+            raise
+        except Exception as error:  # PyTorch's, of any kind; eager raises it, too, if it is the user's
+            known.append((None, None, None, f"no graph of it: {(str(error).strip() or type(error).__name__).splitlines()[0]}"))
+    return known[-1][1:]
+
+
+def _capture_gradients(again, kind, arguments):
+    """(A function of arguments: whether the call fits them, None if it fits all; the call; its number in again.joined, None if it cannot
+    join). Raises what the capture raises."""
+    wanted, requires, before, differs = kind
+    given = tuple(yes is not None for yes in requires)
+    function = Gradients(again, wanted, given, again.joined_before(before), differs)
+    count = len(again.is_tensor)
+    devices = {value.device for value in arguments if isinstance(value, torch.Tensor)} - {CPU}
+    device = min(devices, key=str, default=CPU)
+    if device != CPU and open_gpu(device)[0] is None:
+        raise Refused(f"no kernels of ours run on {device}")
+    captured = _GradientsCapture(function, again.mutated if again.refusal else [], device)
+    first_dy = len(arguments) - len(again.saved) - sum(given)
+    mode, examples = _examples(again, arguments, [*range(count), *range(first_dy, first_dy + sum(given))])
+    compiler = aot_autograd(fw_compiler=captured.compile_forward, bw_compiler=captured.compile_backward,
+                            inference_compiler=captured.compile_forward, decompositions=again.decompositions(),
+                            partition_fn=captured.partition)
+    with contextlib.ExitStack() as modes:
+        for name in {"cpu", device.type}:
+            modes.enter_context(torch.autocast(name, enabled=False))
+        with corrected, settings_of_aot(), with_context(TracingContext(mode)):
+            compiler(function, examples)
+    facts = describe_call(len(arguments), captured.forward, captured.backward, captured.metadata, False, captured.saved, captured.names)
+    if facts is None:
+        raise Refused("PyTorch makes its results")
+    if again.random:
+        facts["again"]["refusal"] = "that draws random numbers"
+    call, number = open_call(function, facts, again.decompositions), None
+    if captured.backward is not None and not any(requires):
+        number = len(again.joined)
+        again.joined.append(Joined(wanted, given, facts["again"]["saved"], _join_facts(again, facts["layout"])))
+    guards = mode.shape_env and mode.shape_env.produce_guards_expression(examples, ignore_static=False)
+    fits = functools.partial(mode.shape_env.evaluate_guards_expression, guards) if guards else None
+    return fits, call, number
+
+
+def _join_facts(again, layout) -> list:
+    """Joined.facts: for all gradients, those that are constant, too."""
+    outputs, taking, reached = layout[2], layout[3], layout[12]
+    differs = [int(i in taking) for i in range(len(outputs))]
+    rows = [dict(zip(taking, reached[t * len(taking):])) for t in range(sum(again.is_tensor))]
+    return differs + [row.get(i, 0) for row in rows for i in range(len(outputs))]
+
+
+def _examples(again, arguments, moving):
+    """(Mode, arguments without values). moving: positions of those that may require a gradient, which the others never do."""
+    env = None if again.sizes is None else ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    examples = []
+    for i, value in enumerate(arguments):
+        source = ConstantSource(f"given_{i}")
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.nn.Parameter) and type(value) is not torch.Tensor:
+                raise Refused(f"a tensor is a {type(value).__name__}")
+            context, source = None, source if value.dim() else None  # a scalar with a source would be taken for its number
+            if env is not None and value.dim():
+                kind = DimDynamic.DUCK if i in moving else DimDynamic.DYNAMIC
+                changing = again.sizes[i] if i < len(again.sizes) else range(value.dim())
+                context = StatelessSymbolicContext([kind if k in changing else DimDynamic.STATIC for k in range(value.dim())])
+            example = mode.from_tensor(value.detach(), symbolic_context=context, source=source)
+            examples.append(example.requires_grad_(value.requires_grad and i in moving))
+        elif type(value) is int:
+            examples.append(env.create_symintnode(env.create_symbol(value, source), hint=value, source=source))
+        else:
+            raise Refused(f"an input is a {type(value).__name__}")
+    return mode, examples
+
+
+class _GradientsCapture:
+    """What AOT autograd hands over while it compiles Gradients. written: positions of inputs that hold other values now; device: whose
+    kernels run."""
+
+    forward: Any = None
+    backward: Any = None
+    metadata: Any = None
+    names: Any = None  # of the inputs
+    saved: Any = ()  # numbers of the values that the forward saves
+
+    def __init__(self, function, written, device):
+        self.function, self.written, self.device = function, written, device
+
+    def partition(self, joint, inputs, **options):
+        self._take(joint)
+        return partition(joint, inputs, **options)
+
+    def compile_forward(self, module, inputs):
+        self.metadata = TracingContext.get().fw_metadata
+        if self.names is None:  # there is no backward, which would have been cut off
+            self._take(module)
+        numbers = value_numbers(module.graph, self.names)
+        (output,) = module.graph.find_nodes(op="output")
+        self.saved = [numbers.get(n) for n in output.args[0][self.metadata.num_forward:]]
+        self.forward = self._program(module)
+        return boxed(lambda arguments: self.forward.run(arguments))
+
+    def compile_backward(self, module, inputs):
+        self.backward = self._program(module, "backward", self.forward.placeholders)
+        return boxed(lambda arguments: self.backward.run(arguments))
+
+    def _take(self, module):
+        take_unrepeated(module.graph)
+        self.names = self.function.take_saved(module.graph, self.written)
+
+    def _program(self, module, phase="", sources=()):
+        with unset_fake_temporarily():
+            return GraphProgram(in_pairs(module), phase, sources, self.device)
+
+
+def _keeping(operation, tensors, arguments, sizes):
+    return operation([arguments[i] for i in tensors], sizes)
 
 
 def recording(call):
@@ -119,7 +291,7 @@ def registered() -> bool:
 def _register():
     """Registers the operator that is in Python."""
     for key in ("CompositeImplicitAutograd", "Batched", "FuncTorchBatched"):
-        _library().impl("differentiate", differentiate, key)
+        _library().impl("differentiate", _differentiate_by_key, key)
 
 
 @functools.cache
@@ -134,7 +306,7 @@ def _counters():
     return counters
 
 
-def _is_plain(module, forward, metadata) -> bool:
+def _is_plain(count, forward, metadata) -> bool:
     """No inputs that are written to but buffers, no outputs that are views of others, no subclasses, no tokens."""
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases or metadata.tokens or metadata.num_backward_tokens:
         return False
@@ -150,8 +322,7 @@ def _is_plain(module, forward, metadata) -> bool:
         info = metadata.input_info[i]
         if not info.mutates_data or info.mutates_metadata or info.requires_grad:
             return False
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    return len(inputs) == len(forward.placeholders) == len(metadata.input_info)
+    return count == len(forward.placeholders) == len(metadata.input_info)
 
 
 def _layout(forward, backward, metadata):
