@@ -338,3 +338,32 @@ def test_hooks_and_graphs_end():
     del slope, y, dy
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+class On(torch.autograd.Function):
+    """Its backward has modes of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            factor = 2 * x
+        return factor * dy
+
+
+@pytest.mark.parametrize("function, match", [
+    (On.apply, "switches autograd on"),
+    (lambda x: torch.utils.checkpoint.checkpoint(Square.apply, x, use_reentrant=False), "within a checkpoint"),
+], ids=["enable_grad", "checkpoint"])
+def test_functions_whose_derivatives_would_be_wrong_are_refused(function, match):
+    wrapped = caesura.wrap(Of(lambda x, w: function(x * w).sin(), (3,)))
+    x = torch.randn(4, 3, requires_grad=True)
+    y = wrapped(x)
+    grad(y.sum(), x, retain_graph=True)
+    with pytest.raises(RuntimeError, match=match):
+        grad(y.sum(), x, create_graph=True)

@@ -66,6 +66,8 @@ class Again:
         elif drawing - {"cpu"}:
             refusal = f"that draws random numbers on {min(drawing - {'cpu'})}"
         saved = results[metadata.num_forward:]
+        if len(saved_numbers) != len(saved):  # complex ones became pairs, or nobody has numbered them
+            saved_numbers = [None] * len(saved)
         return {
             "is_tensor": [is_tensor(n) for n in inputs],
             "mutated": mutated,
@@ -181,7 +183,7 @@ def _functions_problem(module):
         return "with an autograd.Function within another one or within a checkpoint"
     backwards = [getattr(module, n.args[1].target) for n in applied]
     if any(len(body.graph.find_nodes(op="call_function", target=set_grad_enabled)) > 2 for body in backwards):
-        return "with an autograd.Function whose backward switches autograd off"
+        return "with an autograd.Function whose backward switches autograd on"
     return None
 
 
@@ -392,7 +394,7 @@ def differentiable_again(compiled, module, forward, metadata, decompositions, di
            for i in metadata.mutated_inp_runtime_indices):
         return compiled  # an input that is changed has the new origin: what it was is gone
     again = _AgainByAot(module, Again.describe(forward, metadata), decompositions)
-    again.metadata = metadata
+    again.metadata, again.saved = metadata, []  # which the node does not hand out
 
     def run(*arguments):
         random = torch.get_rng_state() if again.random else None
