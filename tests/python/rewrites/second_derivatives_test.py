@@ -114,14 +114,16 @@ CASES = {
     "a Function's own backward": (lambda: Of(lambda x, w: Square.apply(x * w).sin(), (3,)), (4, 3)),
     "bilinear": (lambda: Of(lambda x, w: F.bilinear(x, x.sin(), w), (2, 3, 3)), (4, 3)),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), (4, 3)),
+    "complex numbers": (lambda: Of(lambda x, w: (torch.complex(x * w, x.sin()) * torch.complex(x, w)).real, (3,)), (4, 3)),
+    "a view": (lambda: Of(lambda x, w: (x * w).tanh().view(-1), (3,)), (4, 3)),
     "gru cell": (lambda: nn.GRUCell(3, 3), (4, 3)),
 }
 # Numerical derivatives are others: of what is detached, of what the user says, and (in eager, too) of two parametrized weights.
 _NOT_NUMERICAL = {"detach", "a Function's own backward", "weight norm"}
 # Eager has no second derivative on the CPU.
 _NOT_IN_EAGER = {"scaled_dot_product_attention"}
-# Calls of these that PyTorch makes, in the first derivatives, too.
-_IN_PYTORCH = {"cumprod", "trigonometry", "erf", "prod, amax"}
+# PyTorch makes calls of these: of all but the complex numbers (`_neg_view`) in the first derivatives, too.
+_IN_PYTORCH = {"complex numbers", "cumprod", "trigonometry", "erf", "prod, amax"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -285,6 +287,28 @@ def test_twenty_steps(name):
 
 
 # --- what autograd promises -------------------------------------------------------------------------------------
+
+def test_several_results_whose_gradients_meet():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4).double(), nn.Linear(4, 4).double()
+
+        def forward(self, x):
+            h = self.first(x).tanh()
+            return h * self.last(h), h.exp()
+
+    module, found = Two(), []
+    data = torch.randn(5, 3, dtype=torch.float64)
+    for net in (caesura.wrap(copy.deepcopy(module)), module):
+        x = data.clone().requires_grad_()
+        y, z = net(x)
+        (by_y,), (by_z,) = (grad(part.sum(), x, create_graph=True) for part in (y, z))
+        found.append(grad((by_y * by_z).sum() + y.sum(), [x, *net.parameters()]))
+    for actual, expected in zip(*found):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    assert not caesura.stats().fallbacks
+
 
 def test_a_gradient_that_nothing_reaches_is_none():
     module = mlp(nn.Tanh(), 1).double()
