@@ -182,8 +182,23 @@ def _capture_gradients(again, kind, arguments):
         number = len(again.joined)
         again.joined.append(Joined(wanted, given, facts["again"]["saved"], _join_facts(again, facts["layout"])))
     guards = mode.shape_env and mode.shape_env.produce_guards_expression(examples, ignore_static=False)
-    fits = functools.partial(mode.shape_env.evaluate_guards_expression, guards) if guards else None
+    fits = _Fits(functools.partial(mode.shape_env.evaluate_guards_expression, guards)) if guards else None
     return fits, call, number
+
+
+class _Fits:
+    """Whether arguments fit, by their sizes: evaluating guards takes as long as a small call."""
+
+    def __init__(self, evaluate):
+        self.evaluate, self.known = evaluate, {}
+
+    def __call__(self, arguments):
+        sizes = tuple(value.shape if isinstance(value, torch.Tensor) else value for value in arguments)
+        if sizes not in self.known:
+            if len(self.known) == 1024:
+                self.known.clear()
+            self.known[sizes] = self.evaluate(arguments)
+        return self.known[sizes]
 
 
 def _join_facts(again, layout) -> list:
