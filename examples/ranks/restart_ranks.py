@@ -5,8 +5,8 @@
     mpirun -n 2 python restart_ranks.py run.pt
     srun -n 2 python restart_ranks.py run.pt
 
-torchrun restarts the ranks itself. Without the variable PyTorch 2.13 keeps its store, in which Gloo then finds the addresses of the
-ranks before. A job of the other two launchers ends when a rank is lost, and is started again.
+torchrun restarts the ranks itself. Without the variable PyTorch 2.13 keeps its store, in which Gloo then finds the
+addresses of the ranks before. A job of the other two launchers ends when a rank is lost, and is started again.
 """
 
 import argparse
@@ -27,18 +27,15 @@ parser.add_argument("checkpoint", type=pathlib.Path)
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--every", type=int, default=20, help="updates between two checkpoints")
 arguments = parser.parse_args()
-
 for own, mpi, slurm in (("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"), ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")):
     os.environ.setdefault(own, os.environ.get(mpi, os.environ.get(slurm, "")))
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # of several machines: that of rank 0
 os.environ.setdefault("MASTER_PORT", "29500")
-
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 images, labels, test_images, test_labels = digits.load()
-model = digits.net()
+model, done = digits.net(), 0
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-done = 0
 if arguments.checkpoint.exists():
     saved = torch.load(arguments.checkpoint)
     model.load_state_dict(saved["model"])
@@ -46,24 +43,15 @@ if arguments.checkpoint.exists():
     done = saved["done"]
     print(f"rank {rank} of {size} goes on after update {done}", flush=True)
 step = caesura.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
-
-
-def save(done):
-    """Writes a whole file before it takes the name of the last one."""
-    written = arguments.checkpoint.with_suffix(".new")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, written)
-    os.replace(written, arguments.checkpoint)
-
-
 torch.manual_seed(0)  # all ranks shuffle alike, in each run, and each takes its part of every batch
-for number, (x, y) in enumerate(digits.batches(images, labels, epochs=arguments.epochs), 1):
-    if number <= done:
-        continue
+batches = list(digits.batches(images, labels, epochs=arguments.epochs))
+for number, (x, y) in list(enumerate(batches, 1))[done:]:
     step(x.chunk(size)[rank], y.chunk(size)[rank])
-    if rank == 0 and number % arguments.every == 0:
-        save(number)
+    if rank == 0 and (number % arguments.every == 0 or number == len(batches)):
+        written = arguments.checkpoint.with_suffix(".new")  # whole before it takes the name of the last one
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": number}, written)
+        os.replace(written, arguments.checkpoint)
 if rank == 0:
-    save(number)
     with torch.no_grad():
         print(f"{size} ranks: accuracy {digits.accuracy(model(test_images), test_labels):.3f}", flush=True)
 dist.barrier()

@@ -14,6 +14,7 @@ STEP, AGREE, DIFFER = f"{RANKS}/step_ranks_test.py", f"{RANKS}/rank_agreement_te
 USES, REFUSE = f"{RANKS}/rank_uses_test.py", f"{RANKS}/rank_refusals_test.py"
 PARALLEL, DDP, MPI = f"{RANKS}/parallel_step_test.py", f"{RANKS}/ranks_test.py", "tests/training/command/mpirun_test.py"
 CUDA, NORMS = "tests/python/cuda/cuda_ranks_test.py", "tests/python/capture/sync_batch_norm_test.py"
+TWICE = "tests/python/rewrites"
 WRAP, CALLS, FUSE = f"{FRONTENDS}/wrap_test.py", f"{FRONTENDS}/wrap_calls_test.py", f"{FRONTENDS}/fuse_test.py"
 
 # By guide: words of it, as they stand there, and a test: "Suite.Name" of C++, or "file::function" of Python.
@@ -155,6 +156,10 @@ PROMISES = {
         ("with one `FallbackWarning` per cause", f"{WRAP}::test_fallback_is_loud_once_and_right"),
         ("`caesura.strict()` forbids them", f"{WRAP}::test_strict_forbids_fallback"),
         ("A graph break splits the module", f"{CALLS}::test_a_graph_break_in_the_middle"),
+        ("stay in caesura's kernels, any number of times", f"{TWICE}/create_graph_test.py::test_third_derivatives"),
+        ("which reads what the forward has saved", f"{TWICE}/create_graph_test.py::test_the_forwards_own_dropout_mask"),
+        ("One backward then passes over the forward once", f"{TWICE}/second_derivatives_test.py::test_many_gradients_of_one_call"),
+        ("Forwards that take gradients themselves are captured whole", f"{TWICE}/create_graph_test.py::test_within_the_forward"),
         ("schedulers, hooks, `state_dict()` and GradScaler work as before", f"{FUSE}::test_closures_hooks_and_schedulers"),
         ("the parameters are PyTorch's own up to rounding", f"{FUSE}::test_steps_are_eagers"),
         ("have PyTorch's own step, with one warning", f"{FUSE}::test_leaves_to_pytorch_what_it_does_not_take"),
