@@ -171,6 +171,7 @@ def _cumulative(function):
 REDUCTIONS = {
     "CumProd": _cumulative(torch.cumprod),
     "CumSum": _cumulative(torch.cumsum),
+    "LogCumSumExp": lambda a, x: torch.logcumsumexp(x, a["axis"]),
     "ReduceL1": _without_axes(lambda x, d, k: x.abs().sum(d, k), torch.abs),
     "ReduceL2": _without_axes(lambda x, d, k: torch.linalg.vector_norm(x, 2, d, k), torch.abs),
     "ReduceLogSum": _without_axes(lambda x, d, k: x.sum(d, k).log(), torch.log),
