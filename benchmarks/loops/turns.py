@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -28,6 +29,7 @@ class Loop:
         self.times, self.losses = [], []
         torch.manual_seed(0)
         random.seed(0)
+        np.random.seed(0)
         self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.began = time.process_time()
 
