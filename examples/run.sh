@@ -20,12 +20,12 @@ for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_r
 folder=build/examples
 mkdir -p "$folder"
 # It trains before the rest is compiled: with a library that has its kernels only.
-echo "compiling the first example: 8 to 14 minutes of CPU time the first time, shared by $(nproc) cores"
+echo "compiling the first example: about 10 minutes of CPU time the first time, shared by $(nproc) cores"
 cmake --build build --target first_example
 echo "exporting its model from PyTorch"
 [[ -f $folder/digits.onnx ]] || python examples/digits/export_digits.py "$folder" >"$folder/export.log" 2>&1
 build/bin/first_example "$folder"
-echo "compiling the whole library: 6 to 11 minutes of CPU time the first time"
+echo "compiling the whole library: the rest of 20 to 35 minutes of CPU time the first time"
 cmake --build build --target train_chargpt
 [[ -f $folder/corpus.txt ]] || python examples/chargpt/export_chargpt.py "$folder" >"$folder/export.log" 2>&1
 build/bin/train_chargpt "$folder"

@@ -18,7 +18,7 @@ LOSSES = 10  # steps whose losses are compared
 
 
 class Loop:
-    """What a loop asks for by route: "eager", "compile", "autotune" (torch.compile with max-autotune), "wrap" (with fuse) or "step".
+    """A loop's route ("eager", "compile", "autotune", "wrap" or "step", as loops.py has them) and its turns.
 
     A loop calls done() once per update, or leaves that to the optimizer's hook. Times are CPU times of the process, in seconds. The
     process waits for its turn within done(), and ends there.

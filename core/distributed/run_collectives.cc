@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWordBytes = sizeof(int64_t);
 
-// Of the input, among so many ranks.
+// The bytes of the collective's input, among `ranks` ranks.
 int64_t BytesOf(const Collective& collective, int ranks) {
   return collective.InputParts(ranks) * collective.count *
          static_cast<int64_t>(DTypeSize(collective.dtype));

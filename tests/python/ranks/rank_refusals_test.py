@@ -151,7 +151,7 @@ def loop_ends(rank, ends):
 
 
 def calls(rank, path):
-    """What all ranks call says so where one calls something else."""
+    """A call that all ranks make says so where one of them calls something else."""
     net = mlp()
     step = caesura.compile_step(net, CE, torch.optim.AdamW(net.parameters()), ranks=caesura.Ranks(shard=1))
     step(*batch_of(rank, 0))

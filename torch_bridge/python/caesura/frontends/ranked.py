@@ -18,7 +18,7 @@ def _group_of_this_rank() -> Any:
 
 
 class EndOfBatches:
-    """What torch.distributed.algorithms.join.Join calls, a JoinHook: at its end all ranks compare that they are there."""
+    """A JoinHook of torch.distributed.algorithms.join: at Join's end all ranks compare that they are there."""
 
     def __init__(self, step: Any) -> None:
         self._step = step
@@ -45,7 +45,7 @@ class Ranked:
 
     @property
     def join_device(self) -> torch.device:
-        """Where Join keeps its own numbers."""
+        """The device of the numbers that Join exchanges."""
         return CPU
 
     @property

@@ -87,7 +87,7 @@ class Again:
         return cls._known[key]
 
     def taken(self, results) -> list:
-        """Those of the graph's results that gradients come in for."""
+        """Returns the graph's results that have incoming gradients."""
         return [results[i] for i in self.taking]
 
     def arguments(self, tensors, sizes) -> list:
@@ -129,8 +129,8 @@ class Again:
         return _gradients(outputs, dys, [tensors[i] for i in wanted])
 
     def outputs(self, arguments, before, before_given):
-        """What gradients come in for: taken(), and what has joined it. before: as joined_before() gives it; before_given: an iterator over
-        the tensors that each was given, and what it has kept."""
+        """Returns all that has incoming gradients: taken(), and what has joined it. before: as joined_before() gives it; before_given:
+        an iterator over the tensors that each was given, and what it has kept."""
         outputs, given = [self.taken(self.run(arguments))], iter(before_given)
         tensors = [value for value, yes in zip(arguments, self.is_tensor) if yes]
         for joined, reads in before:

@@ -187,7 +187,7 @@ def _capture_gradients(again, kind, arguments):
 
 
 class _Fits:
-    """Whether arguments fit, by their sizes: evaluating guards takes as long as a small call."""
+    """Remembers, by their sizes, whether arguments fit: to evaluate guards takes as long as a small call."""
 
     def __init__(self, evaluate):
         self.evaluate, self.known = evaluate, {}
@@ -234,8 +234,8 @@ def _examples(again, arguments, moving):
 
 
 class _GradientsCapture:
-    """What AOT autograd hands over while it compiles Gradients. written: positions of inputs that hold other values now; device: whose
-    kernels run."""
+    """Keeps what AOT autograd hands over while it compiles Gradients. written: positions of inputs that hold other values now; device:
+    whose kernels run."""
 
     forward: Any = None
     backward: Any = None
