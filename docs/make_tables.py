@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of whole training steps in README.md and docs/performance.md from the bench's results, and those of
-docs/guides/rank_costs.md from the results of the model of many ranks.
+"""Writes the tables of whole training steps in README.md and docs/measurements/performance.md from the bench's results, and those of
+docs/measurements/rank_costs.md from the results of the model of many ranks.
 
     python -m caesura.bench --json benchmarks/results/2026-11-25.json             measures; the file's name is the day
     python benchmarks/ranks/rank_model.py --json benchmarks/results/rank_costs.json     predicts
@@ -22,7 +22,7 @@ import rank_model  # noqa: E402
 from markdown_table import header, row  # noqa: E402
 
 RESULTS = TOP / "benchmarks" / "results"
-RANK_COSTS, RANK_PAGE = RESULTS / "rank_costs.json", "docs/guides/rank_costs.md"
+RANK_COSTS, RANK_PAGE = RESULTS / "rank_costs.json", "docs/measurements/rank_costs.md"
 PEERS = {"eager-fused": "PyTorch eager", "compile": "torch.compile", "ort-on-device": "ORT on-device", "jax": "JAX"}
 SHORT = {"tiny-mlp": "tiny MLP, batch 16", "mlp": "MLP 784-512-512-10, batch 64", "chargpt": "GPT of 10.7 M parameters",
          "llama": "Llama of 4.0 M parameters", "gpt2": "GPT-2 (124 M)", "resnet18": "ResNet-18 at 64x64"}  # the README's rows
@@ -83,7 +83,7 @@ def long_table(results, day):
     return text
 
 
-TABLES = {"README.md": short_table, "docs/performance.md": long_table}
+TABLES = {"README.md": short_table, "docs/measurements/performance.md": long_table}
 
 
 def with_table(text, name, table):

@@ -3,7 +3,7 @@
 
     python benchmarks/ranks/rank_model.py                     the scenarios of rank_scenarios.json, as Markdown tables
     python benchmarks/ranks/rank_model.py --json benchmarks/results/rank_costs.json && python docs/make_tables.py
-                                                        the same for the page docs/guides/rank_costs.md
+                                                        the same for the page docs/measurements/rank_costs.md
     python benchmarks/ranks/rank_model.py --layers 12 --width 768 --batch 8 --ranks 2 16 --rate 3 --ring-adapters 1
                                                         a model and a network of your own
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of the guides to steps on ranks, to ranks and to wrap, each with the test that holds it."""
+"""The promises of the pages about ranks and wrap, each with the test that holds it."""
 
 import functools
 import pathlib
@@ -17,9 +17,9 @@ CUDA, NORMS = "tests/python/cuda/cuda_ranks_test.py", "tests/python/capture/sync
 TWICE = "tests/python/rewrites"
 WRAP, CALLS, FUSE = f"{FRONTENDS}/wrap_test.py", f"{FRONTENDS}/wrap_calls_test.py", f"{FRONTENDS}/fuse_test.py"
 
-# By guide: words of it, as they stand there, and a test: "Suite.Name" of C++, or "file::function" of Python.
+# By page in docs/: words of it, as they stand there, and a test: "Suite.Name" of C++, or "file::function" of Python.
 PROMISES = {
-    "step_ranks.md": [
+    "guides/step_ranks.md": [
         ("have the same bits after each step", f"{STEP}::as_eager"),
         ("`ranks=caesura.Ranks(group)` names another", f"{AGREE}::members"),
         ("that process trains by itself", f"{STEP}::_compiled_alone"),
@@ -30,6 +30,56 @@ PROMISES = {
         ("the run is the same at any number of ranks, up to the rounding of sums", f"{MPI}::test_ranks_do_what_one_process_does"),
         ("A checkpoint of four ranks goes on with one or two", f"{MPI}::test_a_run_goes_on_with_another_number_of_ranks"),
         ("More ranks than GPUs, `--shard` and `--logical-shards` are refused then", "tests/training/command/cuda_test.py"),
+        ("If a rank runs out of batches before others, all ranks raise `StepRefused` at once", f"{REFUSE}::batches_end"),
+        ("Nothing has changed by that call", f"{REFUSE}::batches_end"),
+        ("If its process ends, they raise a `RankFailure` at once", f"{REFUSE}::loop_ends"),
+        ("If it waits elsewhere, they raise it at the time-out, and it says of which rank", f"{REFUSE}::loop_ends"),
+        ("each token counts alike, on whatever rank it is", f"{STEP}::tokens"),
+        ("and refuses others and `accumulation_steps`", f"{STEP}::tokens"),
+        ("A rank whose batch has no token adds nothing. If no rank has one, the loss is NaN and the gradients are zero",
+         f"{USES}::no_tokens"),
+        ("gradients are exchanged in bfloat16, which halves the bytes", f"{STEP}::compressed"),
+        ("is off by up to 2^-8 of the sum of the ranks' absolute values", "Ranks.ExchangeGradientsInBFloat16"),
+        ("It is refused with `shard` and `logical_shards`", "Ranks.OptionsThatDoNotFitAreRefused"),
+        ("Then parameters, losses of updates and dropout have the same bits at any N", "OrderedRanks.HaveTheBitsOfOne"),
+        ("Any number of ranks goes on from a checkpoint", "OrderedRanks.GoOnFromTheCheckpointOfAnotherNumber"),
+        ("a K that is not N times a power of two", "OrderedRanks.AnyNumberTimesAPowerOfTwo"),
+        ("`regroup` with another number of ranks is refused, too: save, and go on", "OrderedRanks.AnotherNumberOfRanksOrShardsIsRefused"),
+        ("They have the same bits where the communicator sums in the same order", "Shards.GiveTheBitsOfUndividedState"),
+        ("Clipping and a scaled loss go by the sum of all parts' norms", "Shards.ClippingAndAScaledLoss"),
+        ("is known before the first step: `session.memory`", "Shards.MemoryIsToldBeforeTheFirstStepAndKept"),
+        ("`shard=2`, ZeRO's second stage, divides these, too", "Shards.DividedAccumulators"),
+        ("each rank learns whether it is there", "Shards.AFileThatCannotBeWrittenIsAnErrorOnAllRanks"),
+        ("so any number of ranks restores it, with or without `shard=1`", "Shards.AnyNumberOfRanksReadsACheckpoint"),
+        ("`step.gather_state()`, which all ranks call, puts them there", f"{STEP}::divided"),
+        ("place of another one of its name is refused", f"{AGREE}::other_divided"),
+        ("reading or setting it is refused", "Shards.StateOfOneParameterIsNowhere"),
+        ("but `regroup` with fewer ranks is refused", "Shards.FewerRanksNeedTheCheckpoint"),
+        ("`regroup` with the same ranks goes on if all have done the same updates", "ShardFaults.ACollectiveThatFails"),
+        ("`undo=True` also rolls back steps that fail after the agreement", "SimulatedRuns.EachRankIsOldOrNewAndGoesOn"),
+        ("Adafactor, ASGD, Lamb, Muon and NAdam are refused", "Shards.OptionsThatDoNotFitAreRefused"),
+        ("which `compile_step` refuses", f"{DDP}::sharded"),
+        ("A loss of a rank's own part is refused", f"{PARALLEL}::refusals"),
+        ("these parameters keep the same bits on all ranks", f"{PARALLEL}::as_eager"),
+        ("stays in `optimizer.state`, as DTensors placed like their parameters", f"{PARALLEL}::goes_on"),
+        ("sums, averages, gathers, scatters and equal all-to-alls of the step's ranks", f"{PARALLEL}::other_exchanges"),
+        ("It refuses these by name: device meshes of more than one dim", f"{PARALLEL}::refusals"),
+        ("`Save` and `Regroup` refuse such sessions", "RankPartsFailure.NeitherSavedNorRegrouped"),
+        ("A step happens on all ranks or on none", "SimulatedRuns.EachRankIsOldOrNewAndGoesOn"),
+        ("makes the step of the others fail with `caesura.RankFailure`", f"{STEP}::test_a_lost_rank_is_an_error"),
+        ("Nothing has changed on them", "RankFacts.RefusedStepsChangeNothing"),
+        ("two ranks whose link was cut, or was too slow", f"{RANKS}/rank_link_test.py::test_a_step_over_a_changed_link_happens_on_no_rank"),
+        ("`regroup` takes parameters, optimizer state and position from the rank that has done the most updates",
+         "Regroup.ARankThatIsBehindTakesWhatOthersHaveDone"),
+        ("Numbers that arrive torn, changed or in the place of another rank's are a `RankFailure`", "DamagedWords.InAStep"),
+        ("gradients take three buckets, however large the model is", "EarlyRanks.TakeThreeBucketsOfGradients"),
+        ("Losses and parameters have the bits of `commit=\"late\"`", "EarlyRanks.GiveTheBitsOfLateCommit"),
+        ("The error names them, no rank continues", "EarlyRanks.ALostStepSaysTheWayBack"),
+        ("need all gradients before an update, so they are refused; so are `shard`", "EarlyRanks.OptionsThatDoNotFitAreRefused"),
+        ("Optimizers that PyTorch has to step are refused", f"{STEP}::refusals"),
+        ("all ranks stop before the next step", "Ranks.ASuspensionIsAgreed"),
+    ],
+    "concepts/ranks.md": [
         ("each bucket is summed over the ranks right after its last gradient", "Ranks.BucketsAreStartedEarlyAndNeedNoCopies"),
         ("in the order in which they are ready", "GradientReduction.BucketsAreFilledAsGradientsAreReady"),
         ("nothing is copied into it", "Ranks.BucketsAreStartedEarlyAndNeedNoCopies"),
@@ -79,57 +129,9 @@ PROMISES = {
         ("the first call of the others raises its words likewise", f"{REFUSE}::unmade"),
         ("The rank does not wait for them, unless they have begun", f"{REFUSE}::unmade"),
         ("`save()` and `gather_state()` with divided state are calls of all ranks", f"{REFUSE}::calls"),
-        ("If a rank runs out of batches before others, all ranks raise `StepRefused` at once", f"{REFUSE}::batches_end"),
-        ("Nothing has changed by that call", f"{REFUSE}::batches_end"),
-        ("If its process ends, they raise a `RankFailure` at once", f"{REFUSE}::loop_ends"),
-        ("If it waits elsewhere, they raise it at the time-out, and it says of which rank", f"{REFUSE}::loop_ends"),
-        ("each token counts alike, on whatever rank it is", f"{STEP}::tokens"),
-        ("and refuses others and `accumulation_steps`", f"{STEP}::tokens"),
-        ("A rank whose batch has no token adds nothing. If no rank has one, the loss is NaN and the gradients are zero",
-         f"{USES}::no_tokens"),
         ("`save()` refuses such a step", f"{USES}::plain"),
-        ("gradients are exchanged in bfloat16, which halves the bytes", f"{STEP}::compressed"),
-        ("is off by up to 2^-8 of the sum of the ranks' absolute values", "Ranks.ExchangeGradientsInBFloat16"),
-        ("It is refused with `shard` and `logical_shards`", "Ranks.OptionsThatDoNotFitAreRefused"),
-        ("Then parameters, losses of updates and dropout have the same bits at any N", "OrderedRanks.HaveTheBitsOfOne"),
-        ("Any number of ranks goes on from a checkpoint", "OrderedRanks.GoOnFromTheCheckpointOfAnotherNumber"),
-        ("a K that is not N times a power of two", "OrderedRanks.AnyNumberTimesAPowerOfTwo"),
-        ("`regroup` with another number of ranks is refused, too: save, and go on", "OrderedRanks.AnotherNumberOfRanksOrShardsIsRefused"),
-        ("They have the same bits where the communicator sums in the same order", "Shards.GiveTheBitsOfUndividedState"),
-        ("Clipping and a scaled loss go by the sum of all parts' norms", "Shards.ClippingAndAScaledLoss"),
-        ("is known before the first step: `session.memory`", "Shards.MemoryIsToldBeforeTheFirstStepAndKept"),
-        ("`shard=2`, ZeRO's second stage, divides these, too", "Shards.DividedAccumulators"),
-        ("each rank learns whether it is there", "Shards.AFileThatCannotBeWrittenIsAnErrorOnAllRanks"),
-        ("so any number of ranks restores it, with or without `shard=1`", "Shards.AnyNumberOfRanksReadsACheckpoint"),
-        ("`step.gather_state()`, which all ranks call, puts them there", f"{STEP}::divided"),
-        ("place of another one of its name is refused", f"{AGREE}::other_divided"),
-        ("reading or setting it is refused", "Shards.StateOfOneParameterIsNowhere"),
-        ("but `regroup` with fewer ranks is refused", "Shards.FewerRanksNeedTheCheckpoint"),
-        ("`regroup` with the same ranks goes on if all have done the same updates", "ShardFaults.ACollectiveThatFails"),
-        ("`undo=True` also rolls back steps that fail after the agreement", "SimulatedRuns.EachRankIsOldOrNewAndGoesOn"),
-        ("Adafactor, ASGD, Lamb, Muon and NAdam are refused", "Shards.OptionsThatDoNotFitAreRefused"),
-        ("which `compile_step` refuses", f"{DDP}::sharded"),
-        ("A loss of a rank's own part is refused", f"{PARALLEL}::refusals"),
-        ("these parameters keep the same bits on all ranks", f"{PARALLEL}::as_eager"),
-        ("stays in `optimizer.state`, as DTensors placed like their parameters", f"{PARALLEL}::goes_on"),
-        ("sums, averages, gathers, scatters and equal all-to-alls of the step's ranks", f"{PARALLEL}::other_exchanges"),
-        ("It refuses these by name: device meshes of more than one dim", f"{PARALLEL}::refusals"),
-        ("`Save` and `Regroup` refuse such sessions", "RankPartsFailure.NeitherSavedNorRegrouped"),
-        ("A step happens on all ranks or on none", "SimulatedRuns.EachRankIsOldOrNewAndGoesOn"),
-        ("makes the step of the others fail with `caesura.RankFailure`", f"{STEP}::test_a_lost_rank_is_an_error"),
-        ("Nothing has changed on them", "RankFacts.RefusedStepsChangeNothing"),
-        ("two ranks whose link was cut, or was too slow", f"{RANKS}/rank_link_test.py::test_a_step_over_a_changed_link_happens_on_no_rank"),
-        ("`regroup` takes parameters, optimizer state and position from the rank that has done the most updates",
-         "Regroup.ARankThatIsBehindTakesWhatOthersHaveDone"),
-        ("Numbers that arrive torn, changed or in the place of another rank's are a `RankFailure`", "DamagedWords.InAStep"),
-        ("gradients take three buckets, however large the model is", "EarlyRanks.TakeThreeBucketsOfGradients"),
-        ("Losses and parameters have the bits of `commit=\"late\"`", "EarlyRanks.GiveTheBitsOfLateCommit"),
-        ("The error names them, no rank continues", "EarlyRanks.ALostStepSaysTheWayBack"),
-        ("need all gradients before an update, so they are refused; so are `shard`", "EarlyRanks.OptionsThatDoNotFitAreRefused"),
-        ("Optimizers that PyTorch has to step are refused", f"{STEP}::refusals"),
-        ("all ranks stop before the next step", "Ranks.ASuspensionIsAgreed"),
     ],
-    "ranks.md": [
+    "guides/ranks.md": [
         ("A wrapped module trains on many ranks as its original does", f"{DDP}::around_wrap"),
         ("it returns DDP around the wrapped module, with the same reducer", f"{DDP}::around_ddp"),
         ("`torch.compile(parallel, backend=\"caesura\")`, or DDP around the compiled module", f"{DDP}::under_compile"),
@@ -147,12 +149,10 @@ PROMISES = {
         ("`caesura.wrap` takes modules of PyTorch's `parallelize_module`", f"{DDP}::tensor_parallel"),
         ("count as no fallback", f"{DDP}::tensor_parallel"),
     ],
-    "wrap.md": [
+    "guides/wrap.md": [
         ("returns a module of the same class that shares everything with the original", f"{WRAP}::test_a_wrapped_module_is_its_original"),
         ("`state_dict()` has the original's names", f"{WRAP}::test_state_dict_goes_through_a_file"),
         ("Its forward and backward run in caesura", f"{WRAP}::test_activations"),
-        ("after its second value no more captures are needed", f"{WRAP}::test_shapes_and_dtypes_change"),
-        ("Up to eight kinds of calls", "tests/python/cache/module_cache_test.py"),
         ("with one `FallbackWarning` per cause", f"{WRAP}::test_fallback_is_loud_once_and_right"),
         ("`caesura.strict()` forbids them", f"{WRAP}::test_strict_forbids_fallback"),
         ("A graph break splits the module", f"{CALLS}::test_a_graph_break_in_the_middle"),
@@ -166,6 +166,14 @@ PROMISES = {
         ("for the first and the last there are callbacks, which fuse the optimizer", f"{INTEGRATIONS}::lightning_callback"),
         ("`torch.compile(module, backend=\"caesura\")` uses the same kernels", f"{WRAP}::test_backend_by_name"),
         ("a cache on disk", "tests/python/cache/call_cache_test.py::test_processes_share_the_folder"),
+    ],
+    "concepts/capture.md": [
+        ("`wrap` accepts graph breaks: the parts around them run here", f"{CALLS}::test_a_graph_break_in_the_middle"),
+        ("`compile_step` refuses them", f"{FRONTENDS}/compile_step_test.py::test_refuses_a_graph_break"),
+        ("one `FallbackWarning` per cause says so", f"{WRAP}::test_fallback_is_loud_once_and_right"),
+        ("A later process finds it there", "tests/python/cache/call_cache_test.py::test_processes_share_the_folder"),
+        ("after its second value no more captures are needed", f"{WRAP}::test_shapes_and_dtypes_change"),
+        ("Up to eight kinds of calls", "tests/python/cache/module_cache_test.py"),
     ],
 }
 # By row of the table of features: the tests of the cells that say "trains", of compile_step and of wrap.
@@ -191,8 +199,8 @@ FEATURES = {
     "checkpoints for any number of ranks": (f"{RANKS}/step_programs_test.py", None),
     "NCCL": (f"{CUDA}::as_on_cpus", None),
 }
-# Sections that tell of measurements, or what to write.
-WITHOUT = {"The cost of the agreement", "Limits", "What is tested, and by which command"}
+# A section that only points to other pages, or lists what is refused by other tests.
+WITHOUT = {"Limits"}
 
 
 def words_of(text):
@@ -215,16 +223,16 @@ def has_test(name):
     return (TOP / path).exists() and f"\n{begins}" in (TOP / path).read_text()
 
 
-@pytest.mark.parametrize("guide", PROMISES)
-def test_each_promise_is_in_the_guide_and_has_a_test(guide):
-    text = words_of((TOP / "docs" / "guides" / guide).read_text())
-    wrong = [f"the guide does not say: {words}" for words, _ in PROMISES[guide] if words_of(words) not in text]
-    wrong += [f"no test {test}, for: {words}" for words, test in PROMISES[guide] if not has_test(test)]
+@pytest.mark.parametrize("page", PROMISES)
+def test_each_promise_is_on_its_page_and_has_a_test(page):
+    text = words_of((TOP / "docs" / page).read_text())
+    wrong = [f"the page does not say: {words}" for words, _ in PROMISES[page] if words_of(words) not in text]
+    wrong += [f"no test {test}, for: {words}" for words, test in PROMISES[page] if not has_test(test)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_each_feature_that_trains_has_a_test():
-    section = (TOP / "docs" / "guides" / "rank_features.md").read_text().partition("## Features\n")[2].partition("\n## ")[0]
+    section = (TOP / "docs" / "reference" / "rank_features.md").read_text().partition("## Features\n")[2].partition("\n## ")[0]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()[2:] if line.startswith("|")]
     trains = {row[0]: tuple(cell.startswith("trains") for cell in row[1:3]) for row in table}
     assert {name: tuple(test is not None for test in tests) for name, tests in FEATURES.items()} == {
@@ -233,9 +241,9 @@ def test_each_feature_that_trains_has_a_test():
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("guide", PROMISES)
-def test_each_section_has_promises(guide):
-    _, *sections = re.split(r"^## ", (TOP / "docs" / "guides" / guide).read_text(), flags=re.M)
+@pytest.mark.parametrize("page", PROMISES)
+def test_each_section_has_promises(page):
+    _, *sections = re.split(r"^## ", (TOP / "docs" / page).read_text(), flags=re.M)
     without = [title for title, _, body in (section.partition("\n") for section in sections)
-               if not any(words_of(words) in words_of(body) for words, _ in PROMISES[guide])]
+               if not any(words_of(words) in words_of(body) for words, _ in PROMISES[page])]
     assert set(without) <= WITHOUT, without
