@@ -78,7 +78,7 @@ check_wheel() (
   for torch in "${torches[@]}"; do
     run pip install -q "torch==$torch"
     run caesura env
-    quick_start readme
+    quick_start page
     build examples continue_step train_libtorch_loop
     run python "$sources/examples/python/export_step.py" data
     run examples/continue_step data

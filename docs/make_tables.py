@@ -24,8 +24,10 @@ from markdown_table import header, row  # noqa: E402
 RESULTS = TOP / "benchmarks" / "results"
 RANK_COSTS, RANK_PAGE = RESULTS / "rank_costs.json", "docs/measurements/rank_costs.md"
 PEERS = {"eager-fused": "PyTorch eager", "compile": "torch.compile", "ort-on-device": "ORT on-device", "jax": "JAX"}
-SHORT = {"tiny-mlp": "tiny MLP, batch 16", "mlp": "MLP 784-512-512-10, batch 64", "chargpt": "GPT of 10.7 M parameters",
-         "llama": "Llama of 4.0 M parameters", "gpt2": "GPT-2 (124 M)", "resnet18": "ResNet-18 at 64x64"}  # the README's rows
+SHORT = {"tiny-mlp": "tiny MLP, batch 16", "mlp": "MLP 784-512-512-10, batch 64", "digits-cnn": "3 convolutions on 8x8",
+         "chargpt": "GPT of 10.7 M parameters", "chargpt-bf16": "the same in bfloat16", "llama": "Llama of 4.0 M parameters",
+         "resnet18": "ResNet-18 at 64x64", "gpt2": "GPT-2 (124 M)"}  # the README's rows
+ROUTES = {"caesura-wrap": "`wrap`", "caesura-step": "`compile_step`"}
 
 
 def newest():
@@ -43,11 +45,25 @@ def ms(systems, name):
     return f"{seconds['median'] * 1e3:.3g}" if seconds else ""
 
 
-def ratio(systems, name, interval):
+def ratio(systems, name):
     found = systems.get(name, {}).get("caesura_ratio")
     if not found:
         return ""
-    return f"{found['median']:.2f}" + (f" [{found['low']:.2f}, {found['high']:.2f}]" if interval and found["low"] else "")
+    return f"{found['median']:.2f}" + (f" [{found['low']:.2f}, {found['high']:.2f}]" if found["low"] else "")
+
+
+def quotient(systems, ours, peer):
+    """The median time of one system over another one's; bold where it is above 1."""
+    times = [systems.get(name, {}).get("seconds") for name in (ours, peer)]
+    if None in times:
+        return ""
+    text = f"{times[0]['median'] / times[1]['median']:.2f}"
+    return f"**{text}**" if float(text) > 1 else text
+
+
+def first_step(systems, name):
+    seconds = systems.get(name, {}).get("first_step_seconds")
+    return "" if seconds is None else f"{seconds:.1f} s"
 
 
 def megabytes(systems, name):
@@ -56,29 +72,32 @@ def megabytes(systems, name):
 
 
 def short_table(results, day):
-    """Caesura's time over each peer's: the README's rows."""
-    peers = {name: title for name, title in PEERS.items() if name != "ort-on-device"}
-    text = (f"Whole training steps, time over each peer's at its best settings\n({machine(results, day)} in turns; medians):\n\n")
-    text += (header(["model", *peers.values(), "`python -m caesura.bench --workload`"]))
+    """The time of each way in over each peer's: the README's rows."""
+    peers = {"eager-fused": "eager", "compile": "compile"}
+    text = (f"Whole training steps, time over the peer's: medians, in turns, `python -m caesura.bench`\n({machine(results, day)}).\n"
+            "Peers have fused AdamW; compile is torch.compile in its default mode.\n\n")
+    text += header(["net", *(f"{title} / {peer}" for peer in peers.values() for title in ROUTES.values()),
+                    "1st step: `wrap`", "compile"])
     found = {workload["name"]: workload for workload in results["workloads"]}
     for name, title in SHORT.items():
         if name in found:
             systems = found[name]["systems"]
-            text += row([title, *(ratio(systems, peer, False) for peer in peers), f"`{name}`"])
+            text += row([title, *(quotient(systems, ours, peer) for peer in peers for ours in ROUTES),
+                         first_step(systems, "caesura-wrap"), first_step(systems, "compile")])
     return text
 
 
 def long_table(results, day):
     """All workloads: times, ratios with their 95% intervals, the share of the bound, memory."""
-    text = (f"{machine(results, day)}.\nRatios are caesura's time over the peer's, with their 95% intervals. MB is the peak memory\n"
-            "of the steps above the imports.\n\n")
-    text += header(["`--workload`", "caesura, ms", "the bound's share", *PEERS.values(), "`compile_step`, ms", "`wrap`, ms",
+    text = (f"{machine(results, day)}.\nRatios are the time of a `TrainingSession` (of the exported model) over the peer's, with their\n"
+            "95% intervals. MB is the peak memory of the steps above the imports.\n\n")
+    text += header(["`--workload`", "session, ms", "the bound's share", *PEERS.values(), "`compile_step`, ms", "`wrap`, ms",
                     "MB", "MB, eager"])
     for workload in results["workloads"]:
         systems = workload["systems"]
         share = systems.get("caesura", {}).get("share_of_bound")
         text += row([f"`{workload['name']}`", ms(systems, "caesura"), f"{share:.0%}" if share else "",
-                     *(ratio(systems, peer, True) for peer in PEERS), ms(systems, "caesura-step"), ms(systems, "caesura-wrap"),
+                     *(ratio(systems, peer) for peer in PEERS), ms(systems, "caesura-step"), ms(systems, "caesura-wrap"),
                      megabytes(systems, "caesura"), megabytes(systems, "eager-fused")])
     return text
 

@@ -4,7 +4,7 @@ OpenMP runtime is in the process, which must be one.
 
     quick_start.py start    imports caesura, and tells how long it takes
     quick_start.py onnx     trains and runs an ONNX model, without PyTorch
-    quick_start.py readme   the Python blocks of the README, unchanged
+    quick_start.py page     the Python blocks of docs/quickstart.md, unchanged
 """
 
 import pathlib
@@ -41,17 +41,17 @@ def onnx():
     assert losses[-1] < losses[0] / 2 and right > 0.9
 
 
-def readme():
+def page():
     import types
 
-    text = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_text()
-    page = sys.modules["page"] = types.ModuleType("page")  # Dynamo looks the globals of functions up in their module
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").read_text()
+    module = sys.modules["page"] = types.ModuleType("page")  # Dynamo looks the globals of functions up in their module
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
-        exec(compile(code, "README.md", "exec"), vars(page))
-    print(f"the README's blocks have run; loss {page.loss:.3f}")
+        exec(compile(code, "quickstart.md", "exec"), vars(module))
+    print(f"the quick start's blocks have run; loss {module.loss:.3f}")
 
 
-{"start": start, "onnx": onnx, "readme": readme}[sys.argv[1]]()
+{"start": start, "onnx": onnx, "page": page}[sys.argv[1]]()
 openmp = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
 print("OpenMP:", *openmp)
 assert len(openmp) == 1
