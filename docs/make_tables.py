@@ -75,9 +75,9 @@ def short_table(results, day):
     """The time of each way in over each peer's: the README's rows."""
     peers = {"eager-fused": "eager", "compile": "compile"}
     text = (f"Whole training steps, time over the peer's: medians, in turns, `python -m caesura.bench`\n({machine(results, day)}).\n"
-            "Peers have fused AdamW; compile is torch.compile in its default mode.\n\n")
+            "Peers have fused AdamW; compile is torch.compile in its default mode; the last two columns are first steps.\n\n")
     text += header(["net", *(f"{title} / {peer}" for peer in peers.values() for title in ROUTES.values()),
-                    "1st step: `wrap`", "compile"])
+                    "1st `wrap`", "compile"])
     found = {workload["name"]: workload for workload in results["workloads"]}
     for name, title in SHORT.items():
         if name in found:

@@ -32,9 +32,9 @@ def test_the_short_table_has_the_readmes_rows():
     assert make_tables.short_table(RESULTS, "2026-01-02") == """\
 Whole training steps, time over the peer's: medians, in turns, `python -m caesura.bench`
 (A CPU, 2 of 4 cores, 2026-01-02, 20 rounds).
-Peers have fused AdamW; compile is torch.compile in its default mode.
+Peers have fused AdamW; compile is torch.compile in its default mode; the last two columns are first steps.
 
-| net | `wrap` / eager | `compile_step` / eager | `wrap` / compile | `compile_step` / compile | 1st step: `wrap` | compile |
+| net | `wrap` / eager | `compile_step` / eager | `wrap` / compile | `compile_step` / compile | 1st `wrap` | compile |
 |---|---|---|---|---|---|---|
 | MLP 784-512-512-10, batch 64 | 0.75 |  |  |  | 1.7 s |  |
 | 3 convolutions on 8x8 |  |  | **1.50** |  |  |  |
