@@ -62,6 +62,7 @@ def doxygen_comment(lines, mark=""):
 def converted(text):
     """A header's text with its comments in Doxygen's form, without what is internal."""
     text = re.sub(r"^namespace internal \{.*?^\}  // namespace internal$", "", text, flags=re.M | re.S)
+    text = re.sub(r"^enum class \w+ : \w+;.*\n", "", text, flags=re.M)  # declared elsewhere; Doxygen lists it here, too
     if text.startswith("/*"):  # C
         def slashes(comment):
             column = comment.start() - text.rfind("\n", 0, comment.start()) - 1

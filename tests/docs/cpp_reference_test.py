@@ -43,6 +43,7 @@ def test_comments_become_doxygens():
 // Not of the next line.
 
 class Other;  // elsewhere.h
+enum class Kind : int;  // elsewhere.h
 
 // A struct.
 struct Pair {  // not taken for a member's
