@@ -25,6 +25,5 @@ html_title = "caesura"
 html_show_sourcelink = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-# Pages at the top have nothing to list beside them.
-html_sidebars = {page.stem: [] for page in pathlib.Path(__file__).parent.glob("*.md")}
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_sidebars = {page: [] for page in ("index", "install")}  # which have nothing to list beside them
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False, "header_links_before_dropdown": 8}

@@ -42,12 +42,17 @@ Peers have fused AdamW; compile is torch.compile in its default mode; the last t
 
 
 def test_the_long_table_has_all_workloads():
-    assert make_tables.long_table(RESULTS, "2026-01-02").split("\n\n")[1] == """\
-| `--workload` | session, ms | the bound's share | PyTorch eager | torch.compile | ORT on-device | JAX | `compile_step`, ms \
-| `wrap`, ms | MB | MB, eager |
-|---|---|---|---|---|---|---|---|---|---|---|
-| `mlp` | 1.5 | 93% | 0.50 [0.49, 0.51] |  |  | 0.75 [0.74, 0.76] |  | 2.25 | 10 | 20 |
-| `digits-cnn` | 120 |  |  |  |  |  |  | 3 | 10 |  |
+    times, _, ratios = make_tables.long_table(RESULTS, "2026-01-02").split("\n\n")[1:]
+    assert times == """\
+| `--workload` | session, ms | `compile_step`, ms | `wrap`, ms | the bound's share | MB | MB, eager |
+|---|---|---|---|---|---|---|
+| `mlp` | 1.5 |  | 2.25 | 93% | 10 | 20 |
+| `digits-cnn` | 120 |  | 3 |  | 10 |  |"""
+    assert ratios == """\
+| `--workload` | PyTorch eager | torch.compile | ORT on-device | JAX |
+|---|---|---|---|---|
+| `mlp` | 0.50 [0.49, 0.51] |  |  | 0.75 [0.74, 0.76] |
+| `digits-cnn` |  |  |  |  |
 """
 
 
