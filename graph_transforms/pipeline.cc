@@ -109,19 +109,24 @@ PassList InferencePasses(const ProviderList& providers) {
   return passes;
 }
 
-PassList StepPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
+PassList SimplifyPasses(std::unordered_set<std::string> changing) {
   PassList passes;
   // Nodes that rules made get their shapes: many sums over what might have been broadcast turn out
   // to be none.
   passes.push_back(MakeShapeInferencePass());
   passes.push_back(MakeRedundantNodesPass());
   // Rules ask for the same shapes, masks and transposed values again and again.
-  passes.push_back(MakeCommonSubexpressionPass(changing));
+  passes.push_back(MakeCommonSubexpressionPass(std::move(changing)));
   // For graphs that were captured with their backward: all others have none left.
   passes.push_back(MakeSplitSlicesPass());
   // Gradients of means and sums broadcast where they are used.
   passes.push_back(MakeExpandSinkingPass());
   passes.push_back(MakeDeadNodeEliminationPass());
+  return passes;
+}
+
+PassList StepPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
+  PassList passes = SimplifyPasses(changing);
   for (auto& pass : FusionPasses(providers, std::move(changing))) passes.push_back(std::move(pass));
   return passes;
 }

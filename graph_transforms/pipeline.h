@@ -32,6 +32,10 @@ PassList FusionPasses(const ProviderList& providers = {},
 // providers have devices.
 PassList InferencePasses(const ProviderList& providers = {});
 
+// For a graph that holds its backward part already, with nothing in it that only we can run.
+// `changing`: initializers that change between runs.
+PassList SimplifyPasses(std::unordered_set<std::string> changing = {});
+
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses(const ProviderList& providers = {},
                     std::unordered_set<std::string> changing = {});

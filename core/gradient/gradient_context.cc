@@ -33,21 +33,8 @@ void GradientStore::Add(const Value* value, Value* gradient) {
   slot->set_type(value->type());
 }
 
-AttributeMap GradientContext::Attributes(std::initializer_list<const char*> names) const {
-  AttributeMap out;
-  for (const char* name : names) {
-    auto it = node_.attributes().find(name);
-    if (it != node_.attributes().end()) out.insert(*it);
-  }
-  return out;
-}
-
 const Tensor* GradientContext::ConstantInput(int i) const {
-  const Value* value = node_.input(i);
-  if (value == nullptr || path_.Contains(value)) return nullptr;
-  const Node* producer = value->producer();
-  if (producer != nullptr && producer->Is("Constant")) return producer->FindAttr<Tensor>("value");
-  return value->graph()->IsGraphInput(value) ? nullptr : value->graph()->Initializer(value);
+  return HasInput(i) && path_.Contains(node_.input(i)) ? nullptr : Constant(i);
 }
 
 bool GradientContext::Needs(int i) const {
@@ -127,16 +114,6 @@ Expr GradientContext::TrainingOutput(const std::string& training_op, int i, Valu
   graph.InsertBefore(node_, {training_op, node_.inputs(), outputs, node_.attributes(),
                              kCaesuraDomain, graph.UniqueName(node_.name() + "/training")});
   return Wrap(outputs[i]);
-}
-
-int GradientContext::Rank(int i) {
-  const int rank = KnownRank(node_.input(i)->type());
-  if (rank < 0) Refuse("needs the rank of input " + std::to_string(i) + ", which is unknown");
-  return rank < 0 ? 0 : rank;
-}
-
-void GradientContext::Refuse(const std::string& why) {
-  if (refusal_.empty()) refusal_ = why;
 }
 
 }  // namespace caesura::gradient

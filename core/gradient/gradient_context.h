@@ -3,7 +3,6 @@
 #ifndef CAESURA_CORE_GRADIENT_GRADIENT_CONTEXT_H_
 #define CAESURA_CORE_GRADIENT_GRADIENT_CONTEXT_H_
 
-#include <initializer_list>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,8 +10,8 @@
 #include <vector>
 
 #include "core/graph/op_def.h"
-#include "core/gradient/expression.h"
 #include "core/gradient/gradient_path.h"
+#include "core/gradient/node_context.h"
 
 namespace caesura::gradient {
 
@@ -31,34 +30,14 @@ class GradientStore {
   std::unordered_set<const Value*> added_;  // which several values may have
 };
 
-class GradientContext {
+class GradientContext : public NodeContext {
  public:
   // A context that only answers questions (`applies` of a rule) has neither writer nor store.
   GradientContext(Node& node, const GradientRule* rule, const GradientPath& path,
                   NodeWriter* writer = nullptr, GradientStore* store = nullptr)
-      : node_(node), rule_(rule), path_(path), writer_(writer), store_(store) {}
+      : NodeContext(node, writer), rule_(rule), path_(path), store_(store) {}
 
   // --- the forward node ---
-  const Node& node() const { return node_; }
-  int input_count() const { return static_cast<int>(node_.inputs().size()); }
-  int output_count() const { return static_cast<int>(node_.outputs().size()); }
-  bool HasInput(int i) const { return node_.input(i) != nullptr; }
-  // Null when absent.
-  Expr input(int i) const { return {node_.input(i), writer_}; }
-  Expr output(int i = 0) const { return {node_.output(i), writer_}; }
-  template <typename T>
-  T Attr(const std::string& name, T fallback) const {
-    return node_.Attr<T>(name, std::move(fallback));
-  }
-  int64_t IntAttr(const std::string& name, int64_t fallback) const {
-    return node_.Attr<int64_t>(name, fallback);
-  }
-  double FloatAttr(const std::string& name, double fallback) const {
-    return node_.Attr<float>(name, static_cast<float>(fallback));
-  }
-  // The attributes of these names, as far as the node has them.
-  AttributeMap Attributes(std::initializer_list<const char*> names) const;
-  const AttributeMap& attributes() const { return node_.attributes(); }
   // The constant value of an input that nothing is differentiated by, or null.
   const Tensor* ConstantInput(int i) const;
 
@@ -91,23 +70,11 @@ class GradientContext {
   // place. After it the rule reads no outputs, and ends with SetInputGradients, which removes the
   // node.
   Expr TrainingOutput(const std::string& training_op, int i, ValueType type);
-  // The rank of input i; where it is unknown the node is refused and 0 returned.
-  int Rank(int i);
-  // The gradient of this node cannot be made; told to the user together with all other such nodes.
-  void Refuse(const std::string& why);
-  const std::string& refusal() const { return refusal_; }
-
-  Expr Wrap(Value* value) const { return {value, writer_}; }
-  Node& mutable_node() { return node_; }
-  NodeWriter& writer() { return *writer_; }
 
  private:
-  Node& node_;
   const GradientRule* rule_;
   const GradientPath& path_;
-  NodeWriter* writer_;
   GradientStore* store_;
-  std::string refusal_;
 };
 
 }  // namespace caesura::gradient

@@ -25,7 +25,8 @@ namespace caesura {
 class GradientHook;
 namespace gradient {
 class GradientContext;  // core/gradient/gradient_context.h
-}
+class OpBody;           // core/gradient/op_body.h
+}  // namespace gradient
 
 // Computes the gradients of an op's inputs (core/gradient/gradient_rules.h).
 struct GradientRule {
@@ -113,6 +114,11 @@ struct OpDef {
   Derivative derivative = Derivative::kUnsaid;
   // The rule's reach beyond or short of the plain case; the reason of a refusal.
   std::string derivative_note = "";
+
+  // Writes the op in ONNX's operators, for files that other runtimes read. Null: ONNX has the op
+  // itself, or, where it has not, body_refusal is the reason (empty: nobody has written one yet).
+  void (*body)(gradient::OpBody&) = nullptr;
+  std::string body_refusal = "";
 };
 
 // The whole table (core/ops/op_defs.cc).

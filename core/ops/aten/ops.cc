@@ -44,7 +44,7 @@ void AtenRule(GradientContext& g) {
 std::vector<OpDef> AtenOps() {
   return {
     {.op_type = kAtenOp, .domain = kAtenDomain, .min_inputs = 0, .max_inputs = INT_MAX, .min_outputs = 0,
-     .max_outputs = INT_MAX, .rule = {.function = gradient::AtenRule}},
+     .max_outputs = INT_MAX, .rule = {.function = gradient::AtenRule}, .body_refusal = "PyTorch alone computes it"},
   };
 }
 // clang-format on

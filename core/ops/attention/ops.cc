@@ -7,6 +7,7 @@
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -91,11 +92,12 @@ std::vector<OpDef> AttentionOps() {
     // query's sum of e^score, +inf for one that may look nowhere; float32 (float64 for float64)
     {.op_type = "AttentionTraining", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 7,
      .max_outputs = 5, .infer = InferAttention, .work = Work::kAttention,
-     .rule = {.function = gradient::AttentionRule, .applies = gradient::IsPlainAttention}},
+     .rule = {.function = gradient::AttentionRule, .applies = gradient::IsPlainAttention},
+     .body = gradient::AttentionTrainingBody},
     // AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask  Y and lse as AttentionTraining gave
     // them: without them the probabilities take batch * heads * queries * keys elements of memory
     {.op_type = "AttentionGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 7, .max_outputs = 4,
-     .type_of_output = {1, 2, 3, 4}},
+     .type_of_output = {1, 2, 3, 4}, .body = gradient::AttentionGradBody},
   };
 }
 // clang-format on

@@ -5,6 +5,7 @@
 
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -66,10 +67,10 @@ std::vector<OpDef> ConvOps() {
     {.op_type = "DeformConv", .rule = {.function = gradient::DeformConvRule}},
     // ConvGrad (dY, X, W) -> dX, dW, dB
     {.op_type = "ConvGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .max_outputs = 3,
-     .type_of_output = {1, 2, -1}, .rule = {.function = gradient::ConvGradRule}},
+     .type_of_output = {1, 2, -1}, .rule = {.function = gradient::ConvGradRule}, .body = gradient::ConvGradBody},
     // ConvTransposeGrad (dY, X, W) -> dX, dW, dB
     {.op_type = "ConvTransposeGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, -1}},
+     .max_outputs = 3, .type_of_output = {1, 2, -1}, .body = gradient::ConvTransposeGradBody},
     // DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask
     {.op_type = "DeformConvGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 6,
      .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}},

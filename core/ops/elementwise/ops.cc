@@ -5,10 +5,22 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
 namespace caesura {
+namespace gradient {
+namespace {
+
+void CastAllBody(OpBody& b) {
+  for (int i = 0; i < b.output_count(); ++i)
+    b.SetOutput(i, Cast(b.input(i), static_cast<DType>(b.IntAttr("to", 0))));
+}
+
+}  // namespace
+}  // namespace gradient
+
 namespace {
 
 // Output i has the shape of input i, and the dtype that the attribute says.
@@ -56,7 +68,7 @@ std::vector<OpDef> ElementwiseOps() {
     // CastAll (X...) -> Y...  Y i is X i, of a floating type, as the floating type `to`; in memory of its own. Made by
     // cast_grouping
     {.op_type = "CastAll", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .max_outputs = INT_MAX,
-     .infer = InferCastAll},
+     .infer = InferCastAll, .body = gradient::CastAllBody},
   };
 }
 // clang-format on

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 
 namespace caesura {
@@ -153,6 +154,38 @@ void GeluGradRule(GradientContext& g) {
   g.SetInputGradient(1, g.dY() * g.input(0) * phi * (2 - Square(x)));
 }
 
+// --- bodies, with the formulas of the rows below ---
+
+void ReluGradBody(OpBody& b) {
+  const Expr dy = b.input(0), y = b.input(1);
+  b.SetOutput(0, Where(LessOrEqual(y, Number(0, y)), Number(0, dy), dy));
+}
+
+void SigmoidGradBody(OpBody& b) {
+  const Expr y = b.input(1);
+  b.SetOutput(0, b.input(0) * y * (1 - y));
+}
+
+void TanhGradBody(OpBody& b) {
+  const Expr y = b.input(1);
+  b.SetOutput(0, b.input(0) * (1 - y * y));
+}
+
+// Phi(X) + X phi(X); in the tanh form, with u = c (X + k X^3) and t = tanh u,
+// (1 + t) / 2 + X (1 - t^2) / 2 c (1 + 3 k X^2)
+void GeluGradBody(OpBody& b) {
+  const Expr x = b.input(1);
+  if (b.Attr<std::string>("approximate", "none") == "none") {
+    const Expr cdf = (Op("Erf", {x * M_SQRT1_2}) + 1) * 0.5;
+    const Expr pdf = Exp(x * x * -0.5) * (0.5 * M_2_SQRTPI * M_SQRT1_2);
+    return b.SetOutput(0, b.input(0) * (cdf + x * pdf));
+  }
+  const double c = M_2_SQRTPI * M_SQRT1_2, k = 0.044715;
+  const Expr t = Tanh((x + x * x * x * k) * c);
+  b.SetOutput(0,
+              b.input(0) * ((t + 1) * 0.5 + x * (1 - t * t) * (x * x * (3 * k) + 1) * (0.5 * c)));
+}
+
 }  // namespace
 }  // namespace gradient
 
@@ -183,15 +216,16 @@ std::vector<OpDef> ActivationOps() {
     {.op_type = "ThresholdedRelu", .elementwise = true, .rule = {.function = gradient::ThresholdedReluRule}},
     // ReluGrad (dY, Y) -> dX  dX = dY, 0 where Y <= 0 (not where it is NaN)
     {.op_type = "ReluGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .type_of_output = {0},
-     .elementwise = true, .rule = {.function = gradient::ReluGradRule, .stops = {1}}},
+     .elementwise = true, .rule = {.function = gradient::ReluGradRule, .stops = {1}}, .body = gradient::ReluGradBody},
     // GeluGrad (dY, X) -> dX  attribute approximate: "none" | "tanh"
     {.op_type = "GeluGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .type_of_output = {0},
-     .elementwise = true, .rule = {.function = gradient::GeluGradRule}},
+     .elementwise = true, .rule = {.function = gradient::GeluGradRule}, .body = gradient::GeluGradBody},
     // SigmoidGrad (dY, Y), TanhGrad (dY, Y) -> dX
     {.op_type = "SigmoidGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {0}, .elementwise = true, .rule = {.function = gradient::SigmoidGradRule}},
+     .type_of_output = {0}, .elementwise = true, .rule = {.function = gradient::SigmoidGradRule},
+     .body = gradient::SigmoidGradBody},
     {.op_type = "TanhGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .type_of_output = {0},
-     .elementwise = true, .rule = {.function = gradient::TanhGradRule}},
+     .elementwise = true, .rule = {.function = gradient::TanhGradRule}, .body = gradient::TanhGradBody},
   };
 }
 // clang-format on

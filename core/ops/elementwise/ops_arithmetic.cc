@@ -238,7 +238,8 @@ std::vector<OpDef> ArithmeticOps() {
     // Check (X, holds[bool]) -> Y  Y = X where all of `holds` is true, otherwise the run fails with the attribute
     // `message`
     {.op_type = "Check", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .type_of_output = {0},
-     .rule = {.function = gradient::IdentityRule, .stops = {1}}},
+     .rule = {.function = gradient::IdentityRule, .stops = {1}},
+     .body_refusal = "it fails where a condition does not hold, and no operator of ONNX can"},
   };
 }
 // clang-format on

@@ -10,7 +10,8 @@ std::vector<OpDef> FusedRowsOps() {
   return {
     // FusedRows (inputs...) -> outputs  what its `body` computes, row by row
     // (core/ops/fused_rows/fused_rows.h). Made by row_fusion, after differentiation
-    {.op_type = "FusedRows", .domain = kCaesuraDomain, .max_inputs = 256, .max_outputs = 256},
+    {.op_type = "FusedRows", .domain = kCaesuraDomain, .max_inputs = 256, .max_outputs = 256,
+     .body_refusal = "it stands for nodes that were fused: write the graph before that"},
   };
 }
 // clang-format on

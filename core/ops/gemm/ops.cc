@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
@@ -125,6 +126,44 @@ void DetRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("DetGrad", {g.dY(), g.input(0), g.output()}));
 }
 
+// --- bodies ---
+
+// The last two axes swapped.
+Expr Swapped(Expr x, int rank) {
+  std::vector<int64_t> axes(rank);
+  for (int i = 0; i < rank; ++i) axes[i] = i;
+  std::swap(axes[rank - 1], axes[rank - 2]);
+  return Transpose(x, axes);
+}
+
+void FusedMatMulBody(OpBody& b) {
+  Expr factors[] = {b.input(0), b.input(1)};
+  const DType wide =
+      static_cast<DType>(b.IntAttr("dtype", static_cast<int64_t>(factors[0].dtype())));
+  const bool swaps[] = {b.IntAttr("transA", 0) != 0, b.IntAttr("transB", 0) != 0};
+  const bool are_matrices = factors[0].rank() == 2 && factors[1].rank() == 2;
+  Expr y;
+  if (are_matrices && b.HasInput(2) + b.HasInput(3) < 2) {
+    Exprs inputs = {Cast(factors[0], wide), Cast(factors[1], wide)};
+    if (b.HasInput(2) || b.HasInput(3))
+      inputs.push_back(Cast(b.input(b.HasInput(2) ? 2 : 3), wide));
+    AttributeMap attributes = b.Attributes({"alpha"});
+    if (swaps[0]) attributes["transA"] = int64_t{1};
+    if (swaps[1]) attributes["transB"] = int64_t{1};
+    return b.SetOutput(0, Op("Gemm", inputs, attributes));
+  }
+  for (int i = 0; i < 2; ++i) {
+    factors[i] = Cast(factors[i], wide);
+    if (swaps[i] && b.Rank(i) >= 2) factors[i] = Swapped(factors[i], b.Rank(i));
+  }
+  y = Op("MatMul", {factors[0], factors[1]});
+  if (b.node().HasAttribute("alpha")) y = y * b.FloatAttr("alpha", 1);
+  for (const int i : {2, 3}) {
+    if (b.HasInput(i)) y = y + Cast(b.input(i), wide);
+  }
+  b.SetOutput(0, y);
+}
+
 }  // namespace
 }  // namespace gradient
 
@@ -168,7 +207,7 @@ std::vector<OpDef> GemmOps() {
     // the others are of half. Made by rules and by matmul_epilogue
     {.op_type = "FusedMatMul", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 4,
      .infer = InferFusedMatMul, .computes_in_half = true, .half_inputs = kAll, .work = Work::kProduct,
-     .rule = {.function = gradient::FusedMatMulRule}},
+     .rule = {.function = gradient::FusedMatMulRule}, .body = gradient::FusedMatMulBody},
     // DetGrad (dY, X, Y) -> dX
     {.op_type = "DetGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {1}},
   };

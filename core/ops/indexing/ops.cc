@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
@@ -176,6 +177,33 @@ void GatherGradRule(GradientContext& g) {
   g.SetInputGradient(3, g.dY());
 }
 
+// --- bodies ---
+
+void GatherGradBody(OpBody& b) {
+  const int of_dy = b.Rank(0), of_indices = b.Rank(1), rank = of_dy - of_indices + 1;
+  const Expr dy = b.input(0), indices = Cast(b.input(1), DType::kInt64), shape = b.input(2);
+  const int64_t given = b.IntAttr("axis", 0), axis = given < 0 ? given + rank : given;
+  // The axis first, of dY the axes of the indices: then it is a scatter of slices.
+  std::vector<int64_t> order = {axis}, dy_order, back(rank);
+  for (int i = 0; i < of_indices; ++i) dy_order.push_back(axis + i);
+  for (int i = 0; i < rank; ++i) {
+    if (i != axis) order.push_back(i);
+  }
+  for (int i = 0; i < of_dy; ++i) {
+    if (i < axis || i >= axis + of_indices) dy_order.push_back(i);
+  }
+  for (int i = 0; i < rank; ++i) back[order[i]] = i;
+  const auto moved = [&](Expr x, const std::vector<int64_t>& to) {
+    return axis == 0 ? x : Transpose(x, to);
+  };
+  Expr base = b.input(3);
+  if (base) base = moved(base, order);
+  else base = Filled(0, axis == 0 ? shape : Gather(shape, Ints(order, shape), 0), dy);
+  const Expr sums = Op("ScatterND", {base, Unsqueeze(indices, {-1}), moved(dy, dy_order)},
+                       {{"reduction", std::string("add")}});
+  b.SetOutput(0, moved(sums, back));
+}
+
 }  // namespace
 }  // namespace gradient
 
@@ -198,7 +226,8 @@ std::vector<OpDef> IndexingOps() {
     // GatherGrad (dY, indices, shape[host int64], base?) -> dX  attribute axis: adds dY's slices, in their order, to
     // the base (in its place where nobody else reads it), or into zeros of `shape`
     {.op_type = "GatherGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 4,
-     .infer = ShapeOfInput<2>, .rule = {.function = gradient::GatherGradRule, .stops = {1, 2}}},
+     .infer = ShapeOfInput<2>, .rule = {.function = gradient::GatherGradRule, .stops = {1, 2}},
+     .body = gradient::GatherGradBody},
     {.op_type = "Scatter", .rule = {.function = gradient::ScatterElementsRule, .stops = {1}}},
   };
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of losses (core/graph/op_def.h), and their gradient rules.
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 #include "core/ops/loss/loss_spec.h"
@@ -39,6 +41,70 @@ void NegativeLogLikelihoodLossRule(GradientContext& g) {
 void CtcLossRule(GradientContext& g) {
   const Expr slopes = g.EnsureOutput(1, g.input(0).value()->type());
   g.SetInputGradient(0, slopes * Unsqueeze(g.dY(0), {1}));
+}
+
+// --- bodies ---
+
+// Labels compared with each class, which lie along axis 1 of scores of this shape.
+Expr OneHot(Expr labels, Expr shape, int rank) {
+  std::vector<int64_t> row(rank, 1);
+  row[1] = -1;
+  const Expr wide = Cast(labels, DType::kInt64), classes = Gather(shape, Int(1, shape), 0);
+  const Expr each = Op("Range", {Int(0, wide), classes, Int(1, wide)});
+  return Equal(Unsqueeze(wide, {1}), Reshape(each, Ints(row, wide)));
+}
+
+// The gradient of the scores, or of their logarithms: `each` (null: minus one at the label) times
+// the sample's share of dLoss, which is input 0. `each` has one_hot's shape.
+Expr ScoreGradient(OpBody& b, Expr each, Expr one_hot, Expr labels, Expr weights, int rank) {
+  const Expr d_loss = b.input(0), zero = Number(0, d_loss);
+  const int64_t* ignored = b.node().FindAttr<int64_t>("ignore_index");
+  Expr counts, weight;
+  if (ignored != nullptr) {
+    const Expr label = Unsqueeze(labels, {1});
+    counts = Op("Not", {Equal(label, Number(static_cast<double>(*ignored), label))});
+    weight = Mask(counts, d_loss);
+  }
+  if (weights) {
+    std::vector<int64_t> row(rank, 1);
+    row[1] = -1;
+    const Expr own =
+        ReduceSum(Where(one_hot, Reshape(weights, Ints(row, weights)), zero), {1}, true);
+    weight = counts ? Where(counts, own, zero) : own;
+  }
+  const std::string reduction = b.Attr<std::string>("reduction", "mean");
+  Expr g = reduction == "none" ? Unsqueeze(d_loss, {1}) : d_loss;
+  if (reduction == "mean")
+    g = g / (weight ? ReduceSum(weight, {}, false) : Cast(Op("Size", {labels}), d_loss.dtype()));
+  if (weights) g = g * weight;
+  const Expr dx = each ? each * g : Where(one_hot, -g, zero);
+  return counts ? Where(counts, dx, zero) : dx;
+}
+
+void SoftmaxCrossEntropyLossTrainingBody(OpBody& b) {
+  const Expr scores = b.input(0);
+  const Exprs found = Ops("SoftmaxCrossEntropyLoss", {scores, b.input(1), b.input(2)},
+                          b.Wants(1) ? 2 : 1, b.attributes());
+  b.SetOutput(0, found[0]);
+  if (b.Wants(1)) b.SetOutput(1, found[1]);
+  if (!b.Wants(2)) return;
+  const Expr wide = Cast(scores, LogSumDType(scores.dtype()));
+  b.SetOutput(2, Op("ReduceLogSumExp", {wide, Ints({1}, wide)}, {{"keepdims", int64_t{0}}}));
+}
+
+void SoftmaxCrossEntropyLossGradBody(OpBody& b) {
+  const int rank = b.Rank(1);
+  if (rank < 2) return;
+  const Expr scores = b.input(1), labels = b.input(2), lse = b.input(4);
+  const Expr one_hot = OneHot(labels, ShapeOf(scores), rank);
+  const Expr p = Cast(Exp(Cast(scores, lse.dtype()) - Unsqueeze(lse, {1})), scores.dtype());
+  b.SetOutput(0, ScoreGradient(b, p - Mask(one_hot, p), one_hot, labels, b.input(3), rank));
+}
+
+void NegativeLogLikelihoodLossGradBody(OpBody& b) {
+  const int rank = b.Rank(1) + 1;
+  const Expr labels = b.input(1), one_hot = OneHot(labels, b.input(3), rank);
+  b.SetOutput(0, ScoreGradient(b, Expr(), one_hot, labels, b.input(2), rank));
 }
 
 }  // namespace
@@ -92,12 +158,13 @@ std::vector<OpDef> LossOps() {
     // (float64 for float64)
     {.op_type = "SoftmaxCrossEntropyLossTraining", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3,
      .max_outputs = 3, .infer = InferCrossEntropy,
-     .rule = {.function = gradient::SoftmaxCrossEntropyLossRule, .stops = {1}, .refuses = {2}, .outputs = 2}},
+     .rule = {.function = gradient::SoftmaxCrossEntropyLossRule, .stops = {1}, .refuses = {2}, .outputs = 2},
+     .body = gradient::SoftmaxCrossEntropyLossTrainingBody},
     // SoftmaxCrossEntropyLossGrad (dLoss, scores, labels, weights?, lse) -> dScores  attributes reduction,
     // ignore_index, dtype (of dScores: float16 or bfloat16 where scores are float32); lse as
     // SoftmaxCrossEntropyLossTraining gave it
     {.op_type = "SoftmaxCrossEntropyLossGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
-     .infer = InferCrossEntropyGrad},
+     .infer = InferCrossEntropyGrad, .body = gradient::SoftmaxCrossEntropyLossGradBody},
     // CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one after the other,
     // input_lengths[int64], target_lengths[int64]) -> losses [batch], slopes  attributes blank, zero_infinity. slopes:
     // of each loss the derivative by its log_probs, as PyTorch has it: of what log_probs are the log-softmax of.
@@ -107,7 +174,7 @@ std::vector<OpDef> LossOps() {
      .rule = {.function = gradient::CtcLossRule, .stops = {1, 2, 3}}},
     // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput attributes likewise
     {.op_type = "NegativeLogLikelihoodLossGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4,
-     .infer = ShapeOfInput<3>},
+     .infer = ShapeOfInput<3>, .body = gradient::NegativeLogLikelihoodLossGradBody},
   };
 }
 // clang-format on

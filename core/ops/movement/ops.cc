@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
@@ -101,6 +102,39 @@ void PadGradRule(GradientContext& g) {
   g.SetInputGradient(0, Op("Pad", {g.dY(), g.input(2), Expr(), g.input(3)}, g.attributes()));
 }
 
+// --- bodies ---
+
+Expr CountOf(Expr shape) { return Op("ReduceProd", {shape}, {{"keepdims", int64_t{0}}}); }
+
+// The number of each element of a tensor of this shape, in its place.
+Expr Places(Expr shape) {
+  const Expr count = CountOf(shape);
+  return Reshape(Op("Range", {Int(0, count), count, Int(1, count)}), shape);
+}
+
+// Zeros of the shape, with each element of dY added at its place among them; `count` is past the
+// last place, and goes nowhere.
+Expr AddedAt(Expr dy, Expr places, Expr shape) {
+  const Expr one_more = Unsqueeze(CountOf(shape) + Int(1, shape), {0}), row = Ints({-1}, shape);
+  const Expr sums =
+      Op("ScatterElements", {Filled(0, one_more, dy), Reshape(places, row), Reshape(dy, row)},
+         {{"axis", int64_t{0}}, {"reduction", std::string("add")}});
+  return Reshape(Slice(sums, Ints({0}, shape), Ints({-1}, shape), 0), shape);
+}
+
+void SliceGradBody(OpBody& b) {
+  Exprs slice = {Places(b.input(1))};
+  for (int i = 2; i < b.input_count(); ++i) slice.push_back(b.input(i));
+  b.SetOutput(0, AddedAt(b.input(0), Op("Slice", slice), b.input(1)));
+}
+
+void PadGradBody(OpBody& b) {
+  const Expr shape = b.input(1), places = Places(shape);
+  const bool is_constant = b.Attr<std::string>("mode", "constant") == "constant";
+  Exprs pad = {places, b.input(2), is_constant ? CountOf(shape) : Expr(), b.input(3)};
+  b.SetOutput(0, AddedAt(b.input(0), Op("Pad", pad, b.attributes()), shape));
+}
+
 }  // namespace
 }  // namespace gradient
 
@@ -146,10 +180,12 @@ std::vector<OpDef> MovementOps() {
     // SliceGrad (dY, shape[host], starts[host], ends[host], axes[host]?, steps[host]?) -> dX: zeros of `shape` with dY
     // in the slice
     {.op_type = "SliceGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 6,
-     .infer = ShapeOfInput<1>, .rule = {.function = gradient::SliceGradRule, .stops = {-2}}},
+     .infer = ShapeOfInput<1>, .rule = {.function = gradient::SliceGradRule, .stops = {-2}},
+     .body = gradient::SliceGradBody},
     // PadGrad (dY, shape[host] of X, pads[host], axes[host]?) -> dX  attribute mode: constant | reflect | edge | wrap
     {.op_type = "PadGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 4,
-     .infer = ShapeOfInput<1>, .rule = {.function = gradient::PadGradRule, .stops = {-2}}},
+     .infer = ShapeOfInput<1>, .rule = {.function = gradient::PadGradRule, .stops = {-2}},
+     .body = gradient::PadGradBody},
     {.op_type = "Constant", .derivative = Derivative::kZero},
     {.op_type = "ConstantOfShape", .derivative = Derivative::kZero},
   };

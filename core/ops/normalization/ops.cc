@@ -5,6 +5,7 @@
 
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -188,32 +189,37 @@ std::vector<OpDef> NormalizationOps() {
     {.op_type = "Softmax", .rows = Rows::kAlongAxis, .rule = {.function = gradient::SoftmaxRule}},
     // SoftmaxGrad (dY, Y) -> dX  attribute axis. dX = Y * (dY - sum(dY * Y, axis))
     {.op_type = "SoftmaxGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {0}, .rows = Rows::kAlongAxis, .rule = {.function = gradient::SoftmaxGradRule}},
+     .type_of_output = {0}, .rows = Rows::kAlongAxis, .rule = {.function = gradient::SoftmaxGradRule},
+     .body = gradient::SoftmaxGradBody},
     // LogSoftmaxGrad (dY, Y) -> dX  attribute axis. dX = dY - exp(Y) * sum(dY, axis)
     {.op_type = "LogSoftmaxGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {0}, .rows = Rows::kAlongAxis, .rule = {.function = gradient::LogSoftmaxGradRule}},
+     .type_of_output = {0}, .rows = Rows::kAlongAxis, .rule = {.function = gradient::LogSoftmaxGradRule},
+     .body = gradient::LogSoftmaxGradBody},
     // BatchNormalizationTraining (X, scale, B, input_mean, input_var) -> Y, running_mean, running_var, saved_mean,
     // saved_inv_std  attributes epsilon, momentum, unbiased: 1 puts n/(n-1) * variance into running_var, as PyTorch
     // does (default); 0 as ONNX's training_mode does
     {.op_type = "BatchNormalizationTraining", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
      .max_outputs = 5, .type_of_output = {0, 3, 4, 1, 1},
-     .rule = {.function = gradient::BatchNormalizationTrainingRule, .stops = {3, 4}, .outputs = 1}},
+     .rule = {.function = gradient::BatchNormalizationTrainingRule, .stops = {3, 4}, .outputs = 1},
+     .body = gradient::BatchNormalizationTrainingBody},
     // BatchNormalizationGrad (dY, X, scale, saved_mean, saved_inv_std) -> dX, dScale, dB
     {.op_type = "BatchNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}},
+     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::BatchNormalizationGradBody},
     // LayerNormalizationGrad (dY, X, scale, mean, inv_std) -> dX, dScale, dB  attribute axis; mean and inv_std are the
     // optional outputs of ONNX's LayerNormalization (always float32 or wider)
     {.op_type = "LayerNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}, .rows = Rows::kAlongAxis, .row_sums = {1, 2}},
+     .max_outputs = 3, .type_of_output = {1, 2, 2}, .rows = Rows::kAlongAxis, .row_sums = {1, 2},
+     .body = gradient::LayerNormalizationGradBody},
     // RMSNormalizationGrad (dY, X, scale) -> dX, dScale  attributes axis, epsilon, stash_type
     {.op_type = "RMSNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 2, .type_of_output = {1, 2}, .rows = Rows::kAlongAxis, .row_sums = {1}},
+     .max_outputs = 2, .type_of_output = {1, 2}, .rows = Rows::kAlongAxis, .row_sums = {1},
+     .body = gradient::RMSNormalizationGradBody},
     // InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attribute epsilon
     {.op_type = "InstanceNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}},
+     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::InstanceNormalizationGradBody},
     // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attributes epsilon, num_groups
     {.op_type = "GroupNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}},
+     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::GroupNormalizationGradBody},
   };
 }
 // clang-format on

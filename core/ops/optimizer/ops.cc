@@ -4,8 +4,41 @@
 #include <vector>
 
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
+namespace gradient {
+namespace {
+
+void AccumulatedBody(OpBody& b) {
+  b.SetOutput(0, Where(b.input(2), b.input(1), b.input(0) + b.input(1)));
+}
+
+void ClipScaleBody(OpBody& b) {
+  const Expr norm = Cast(b.input(0), DType::kFloat64), factor = Cast(b.input(1), DType::kFloat64);
+  Expr scale = factor;
+  if (const Tensor* most = b.node().FindAttr<Tensor>("max_norm")) {
+    const Expr ratio = *most->data<double>() / (factor * norm + 1e-6);
+    const Expr one = Number(1, ratio);
+    scale = factor * Where(Greater(ratio, one), one, ratio);
+  }
+  // An infinite norm makes NaN of it, which updates leave the step out for.
+  if (b.IntAttr("skip_nonfinite", 0) != 0) scale = scale + (norm - norm);
+  b.SetOutput(0, scale);
+}
+
+void GlobalNormBody(OpBody& b) {
+  Exprs squares;
+  for (int i = 0; i < b.input_count(); ++i) {
+    squares.push_back(
+        Op("ReduceSumSquare", {Cast(b.input(i), DType::kFloat64)}, {{"keepdims", int64_t{0}}}));
+  }
+  b.SetOutput(0, Sqrt(Op("Sum", squares)));
+}
+
+}  // namespace
+}  // namespace gradient
+
 namespace {
 
 // A scalar, of float64 for float64.
@@ -23,10 +56,10 @@ std::vector<OpDef> OptimizerOps() {
     // InPlaceAccumulator (buffer, value, reset[bool scalar]) -> buffer'  buffer' = reset ? value : buffer + value (in
     // place)
     {.op_type = "InPlaceAccumulator", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {0}},
+     .type_of_output = {0}, .body = gradient::AccumulatedBody},
     // AccumulatedSum (buffer, value, reset[bool scalar]) -> sum  the same, in memory of its own or in that of value
     {.op_type = "AccumulatedSum", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {0}},
+     .type_of_output = {0}, .body = gradient::AccumulatedBody},
     // PairwiseAccumulator (levels, value, index[int64 scalar]) -> levels'  adds value `index` of a sum to the levels
     // [levels, value's shape...]: level l holds the sum of 2^l values in a row, where bit l of the number of values so
     // far is set. Sums of equal length are summed, so that the order is a binary tree whatever the number of values
@@ -41,14 +74,15 @@ std::vector<OpDef> OptimizerOps() {
     // clipping). factor * min(1, max_norm / (factor * norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ on gradients
     // times factor
     {.op_type = "ClipScale", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .body = gradient::ClipScaleBody},
     // RequireFinite (value, checked...) -> value'  value' = value, a copy; fails where one of `checked` (floating
     // scalars, called as the attribute `names` says) is not finite
     {.op_type = "RequireFinite", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = INT_MAX,
-     .type_of_output = {0}},
+     .type_of_output = {0}, .body_refusal = "it fails where a number is not finite, and no operator of ONNX can"},
     // GlobalNorm (gradients...) -> norm  sqrt of the sum of squares of all elements, float32 scalar (float64 for
     // float64), summed in float64
-    {.op_type = "GlobalNorm", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .infer = InferGlobalNorm},
+    {.op_type = "GlobalNorm", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .infer = InferGlobalNorm,
+     .body = gradient::GlobalNormBody},
     // Optimizer updates, one node a parameter group; every parameter of the group is an input and an output:
     // SgdUpdate, AdamUpdate, AdamWUpdate, NAdamUpdate, RAdamUpdate, AdamaxUpdate, AdagradUpdate, AdadeltaUpdate,
     // AsgdUpdate, RpropUpdate, LambUpdate, LionUpdate, RmspropUpdate (coefficients, step[int64], scale, parameters...,
@@ -60,31 +94,31 @@ std::vector<OpDef> OptimizerOps() {
     // -1. scale is a float64 scalar, step (with its offset) counts from 1. All outputs are in place. `scale` multiplies
     // every gradient first (clipping, loss scaling, accumulation).
     {.op_type = "SgdUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AdamUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AdamWUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "NAdamUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "RAdamUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AdamaxUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AdagradUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AdadeltaUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "AsgdUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "RpropUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "LambUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "LionUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
     {.op_type = "RmspropUpdate", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = INT_MAX,
-     .max_outputs = INT_MAX},
+     .max_outputs = INT_MAX, .body = gradient::UpdateBody},
   };
 }
 // clang-format on

@@ -5,6 +5,7 @@
 
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -69,16 +70,17 @@ std::vector<OpDef> PoolOps() {
      .derivative_note = "the first maximum takes it"},
     // MaxPoolGrad (dY, X) -> dX  first maximum of a window in row-major order takes the gradient
     {.op_type = "MaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .body = gradient::MaxPoolGradBody},
     // AveragePoolGrad (dY, X) -> dX
     {.op_type = "AveragePoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}, .rule = {.function = gradient::AveragePoolGradRule, .stops = {1}}},
+     .type_of_output = {1}, .rule = {.function = gradient::AveragePoolGradRule, .stops = {1}},
+     .body = gradient::AveragePoolGradBody},
     // LpPoolGrad (dY, X, Y) -> dX
     {.op_type = "LpPoolGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .body = gradient::LpPoolGradBody},
     // GlobalMaxPoolGrad (dY, X) -> dX  ties: the first one (PyTorch: amax shares; adaptive_max_pool takes one)
     {.op_type = "GlobalMaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .body = gradient::GlobalMaxPoolGradBody},
   };
 }
 // clang-format on

@@ -5,6 +5,7 @@
 
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -37,7 +38,7 @@ std::vector<OpDef> RandomOps() {
     {.op_type = "Bernoulli", .random = true, .derivative = Derivative::kZero,
      .derivative_note = "a random draw: zero"},
     {.op_type = "Dropout", .random = true, .half_inputs = 1,
-     .rule = {.function = gradient::DropoutRule, .stops = {1, 2}}},
+     .rule = {.function = gradient::DropoutRule, .stops = {1, 2}}, .body = gradient::DropoutBody},
     {.op_type = "Multinomial", .random = true, .derivative = Derivative::kZero},
     {.op_type = "RandomNormal", .random = true, .derivative = Derivative::kZero},
     {.op_type = "RandomNormalLike", .random = true, .derivative = Derivative::kZero,
@@ -48,7 +49,7 @@ std::vector<OpDef> RandomOps() {
     // DropoutGrad (dY, mask[bool], ratio) -> dX  dX = dY * mask / (1 - ratio)
     {.op_type = "DropoutGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .type_of_output = {0}, .device_rows = true,
-     .rule = {.function = gradient::DropoutGradRule, .stops = {1, 2}}},
+     .rule = {.function = gradient::DropoutGradRule, .stops = {1, 2}}, .body = gradient::DropoutGradBody},
   };
 }
 // clang-format on

@@ -5,6 +5,7 @@
 
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -33,6 +34,9 @@ void LstmRule(GradientContext& g) {
 
 namespace {
 
+constexpr char kAsScans[] =
+    "a Scan stands for a layer without lengths, activations or a clip of its own only";
+
 // Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden], from X [steps,
 // batch, input] and R [directions, hidden, 4 * hidden].
 Status InferDynamicQuantizeLstm(Graph&, Node* node) {
@@ -58,26 +62,26 @@ Status InferDynamicQuantizeLstm(Graph&, Node* node) {
 // clang-format off
 std::vector<OpDef> RecurrentOps() {
   return {
-    {.op_type = "GRU", .rule = {.function = gradient::GruRule, .stops = {4}}},
-    {.op_type = "LSTM", .rule = {.function = gradient::LstmRule, .stops = {4}}},
-    {.op_type = "RNN", .rule = {.function = gradient::PlainRnnRule, .stops = {4}}},
+    {.op_type = "GRU", .rule = {.function = gradient::GruRule, .stops = {4}}, .body = gradient::RecurrentBody},
+    {.op_type = "LSTM", .rule = {.function = gradient::LstmRule, .stops = {4}}, .body = gradient::RecurrentBody},
+    {.op_type = "RNN", .rule = {.function = gradient::PlainRnnRule, .stops = {4}}, .body = gradient::RecurrentBody},
     // RNNTraining, GRUTraining (as ONNX's) -> Y, Y_h, trace; LSTMTraining -> Y, Y_h, Y_c, trace  the trace
     // [directions, ...] is the gates, states and cells of all steps (core/ops/recurrent/recurrent_cell.h)
     {.op_type = "RNNTraining", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 6, .max_outputs = 3,
-     .rule = {.function = gradient::PlainRnnRule, .stops = {4}}},
+     .rule = {.function = gradient::PlainRnnRule, .stops = {4}}, .body_refusal = kAsScans},
     {.op_type = "GRUTraining", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 6, .max_outputs = 3,
-     .rule = {.function = gradient::GruRule, .stops = {4}}},
+     .rule = {.function = gradient::GruRule, .stops = {4}}, .body_refusal = kAsScans},
     {.op_type = "LSTMTraining", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 8, .max_outputs = 4,
-     .rule = {.function = gradient::LstmRule, .stops = {4}}},
+     .rule = {.function = gradient::LstmRule, .stops = {4}}, .body_refusal = kAsScans},
     // RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?, trace) -> dX, dW, dR, dB, dinitial_h
     {.op_type = "RNNGrad", .domain = kCaesuraDomain, .min_inputs = 9, .max_inputs = 9, .max_outputs = 5,
-     .type_of_output = {2, 3, 4, 5, 7}},
+     .type_of_output = {2, 3, 4, 5, 7}, .body_refusal = kAsScans},
     // GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, trace)
     // -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
     {.op_type = "GRUGrad", .domain = kCaesuraDomain, .min_inputs = 9, .max_inputs = 9, .max_outputs = 5,
-     .type_of_output = {2, 3, 4, 5, 7}},
+     .type_of_output = {2, 3, 4, 5, 7}, .body_refusal = kAsScans},
     {.op_type = "LSTMGrad", .domain = kCaesuraDomain, .min_inputs = 12, .max_inputs = 12, .max_outputs = 7,
-     .type_of_output = {3, 4, 5, 6, 8, 9, 10}},
+     .type_of_output = {3, 4, 5, 6, 8, 9, 10}, .body_refusal = kAsScans},
     {.op_type = "DynamicQuantizeLSTM", .domain = kContribDomain, .min_inputs = 12, .max_inputs = 12,
      .min_outputs = 0, .max_outputs = 3, .infer = InferDynamicQuantizeLstm},
   };

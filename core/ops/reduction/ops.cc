@@ -3,9 +3,11 @@
 #include <cmath>
 #include <functional>
 #include <utility>
+#include <optional>
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
@@ -131,6 +133,48 @@ void LogCumSumExpRule(GradientContext& g) {
 // D = dY summed to a shape;  ddY = G broadcast back
 void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeOf(g.input(0)))); }
 
+// --- bodies ---
+
+// Sums over the axes that are 1 in the shape, and over those that it lacks.
+void SumToBody(OpBody& b) {
+  const DType wide =
+      b.output().dtype() == DType::kUndefined ? b.input(0).dtype() : b.output().dtype();
+  const int rank = b.Rank(0);
+  const auto& from = b.input(0).value()->type().shape;
+  std::optional<std::vector<Dim>> to = b.output().value()->type().shape;
+  if (const Tensor* known = b.Constant(1)) {
+    to.emplace();
+    for (int64_t i = 0; i < known->elements(); ++i)
+      to->push_back(Dim{known->data<int64_t>()[i], ""});
+  }
+  Expr x = Cast(b.input(0), wide);
+  if (!from || !to) return b.Refuse("needs to know the rank of what it sums to");
+  const int missing = rank - static_cast<int>(to->size());
+  std::vector<int64_t> axes;
+  bool is_known = true;  // which axes are summed
+  for (int i = 0; i < rank; ++i) {
+    if (i < missing) {
+      axes.push_back(i);
+      continue;
+    }
+    const Dim &is = (*from)[i], &becomes = (*to)[i - missing];
+    const bool is_same = (is.known() || !is.symbol.empty()) && is == becomes;
+    if (becomes.known() && becomes.value == 1 && !is_same) axes.push_back(i);
+    else if (!is_same && !becomes.known()) is_known = false;
+  }
+  if (is_known) {
+    if (!axes.empty()) x = ReduceSum(x, axes, /*keepdims=*/true);
+  } else {
+    Expr wanted = b.input(1);
+    if (missing > 0) wanted = Concat({Ints(std::vector<int64_t>(missing, 1), x), wanted}, 0);
+    const Expr are_ones = Op("NonZero", {Equal(wanted, Ints({1}, x))});
+    x = Op("ReduceSum", {x, Reshape(are_ones, Ints({-1}, x))},
+           {{"keepdims", int64_t{1}}, {"noop_with_empty_axes", int64_t{1}}});
+  }
+  if (missing > 0) x = Reshape(x, b.input(1));
+  b.SetOutput(0, x);
+}
+
 }  // namespace
 }  // namespace gradient
 
@@ -206,7 +250,8 @@ std::vector<OpDef> ReductionOps() {
     // SumTo (dY, shape[host int64]) -> dX  sums dY over the axes that broadcasting expanded from `shape`; a view of dY
     // where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
     {.op_type = "SumTo", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .infer = ShapeOfInput<1>,
-     .rows = Rows::kSums, .row_sums = {0}, .rule = {.function = gradient::SumToRule, .stops = {1}}},
+     .rows = Rows::kSums, .row_sums = {0}, .rule = {.function = gradient::SumToRule, .stops = {1}},
+     .body = gradient::SumToBody},
   };
 }
 // clang-format on

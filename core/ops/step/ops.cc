@@ -8,6 +8,7 @@
 
 #include "core/gradient/body_gradient.h"
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 
@@ -50,6 +51,12 @@ void YieldRule(GradientContext& g) {
   for (int i = 0; i < g.input_count(); ++i) g.SetInputGradient(i, g.dY(i));
 }
 
+// Y_i = input i
+void PassBody(OpBody& b) {
+  for (int i = 0; i < b.output_count(); ++i) b.SetOutput(i, b.input(i));
+}
+void AssignBody(OpBody& b) { b.SetOutput(0, b.input(1)); }
+
 }  // namespace
 }  // namespace gradient
 
@@ -80,21 +87,24 @@ std::vector<OpDef> StepOps() {
     // WithGradient (Y..., X...) -> Y...  Y as it came, with another gradient: that of X, by the graph of the attribute
     // `gradient`, (dY..., X...) -> dX...; gradient_inputs: ints, the node's input that each dX is of. Never executed
     {.op_type = "WithGradient", .domain = kCaesuraDomain, .max_inputs = 1024, .max_outputs = 256,
-     .infer = SameTypes, .rule = {.function = gradient::WithGradientRule}},
+     .infer = SameTypes, .rule = {.function = gradient::WithGradientRule}, .body = gradient::PassBody},
     // Detach (X) -> Y  Y = X, and no gradient of Y reaches X
-    {.op_type = "Detach", .domain = kCaesuraDomain, .type_of_output = {0}, .derivative = Derivative::kZero},
+    {.op_type = "Detach", .domain = kCaesuraDomain, .type_of_output = {0}, .derivative = Derivative::kZero,
+     .body = gradient::PassBody},
     // YieldOp (y...) -> dY of the differentiable ones  attributes: non_differentiable_outputs: ints,
     // full_shape_outputs: ints, names: strings (one a value that is handed out), released_inputs: strings
     // (update_order.h). Never executed: see core/execute.
     {.op_type = "YieldOp", .domain = kCaesuraDomain, .max_inputs = INT_MAX, .min_outputs = 0,
      .max_outputs = INT_MAX, .infer = InferYield, .is_deterministic = false,
-     .rule = {.function = gradient::YieldRule}},
+     .rule = {.function = gradient::YieldRule},
+     .body_refusal = "a run hands values out there and waits, and no operator of ONNX does"},
     // Assign (target, value, after?) -> target'  copies value into target, in place, once `after` is there, which is not
     // read: running statistics, counters. In a model, the target being an initializer: what a training step leaves
     // there (core/gradient/training_mode.h)
-    {.op_type = "Assign", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3, .type_of_output = {0}},
+    {.op_type = "Assign", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3, .type_of_output = {0},
+     .body = gradient::AssignBody},
     // Copy (X) -> Y  Y = X, in memory of its own: never a view
-    {.op_type = "Copy", .domain = kCaesuraDomain, .type_of_output = {0}},
+    {.op_type = "Copy", .domain = kCaesuraDomain, .type_of_output = {0}, .body = gradient::PassBody},
   };
 }
 // clang-format on

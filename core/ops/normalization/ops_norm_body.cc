@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of softmax and of normalizations in ONNX's operators. With x the normalised
+// elements that share statistics, and g = dY * scale:
+//   dX = inv_std (g - mean(g) - x mean(g x)), dScale = sum of dY x, dB = sum of dY
+#include <vector>
+
+#include "core/ops/op_bodies.h"
+
+namespace caesura::gradient {
+namespace {
+
+Expr Mean(Expr x, Expr axes) { return Op("ReduceMean", {x, axes}); }
+
+Expr InverseDeviation(Expr variance, double epsilon) {
+  return Reciprocal(Sqrt(variance + epsilon));
+}
+
+// Half types are normalised in float32.
+DType WideOf(Expr x) { return x.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
+std::vector<int64_t> AxesFrom(int64_t first, int rank) {
+  std::vector<int64_t> axes;
+  for (int64_t i = first < 0 ? first + rank : first; i < rank; ++i) axes.push_back(i);
+  return axes;
+}
+
+// All axes but that of channels.
+std::vector<int64_t> OtherAxes(int rank) {
+  std::vector<int64_t> axes;
+  for (int i = 0; i < rank; ++i) {
+    if (i != 1) axes.push_back(i);
+  }
+  return axes;
+}
+
+// One element a channel, to be broadcast against a tensor of `rank` axes.
+Expr OfChannels(Expr x, int rank) {
+  std::vector<int64_t> shape(rank < 2 ? 1 : rank - 1, 1);
+  shape[0] = -1;
+  return Reshape(x, Ints(shape, x));
+}
+
+// The elements a channel has, as a number of the dtype of x.
+Expr CountOfChannel(Expr x) {
+  const Expr channels = Cast(Squeeze(DimOf(x, 1), {0}), x.dtype());
+  return Cast(Op("Size", {x}), x.dtype()) / channels;
+}
+
+Expr InputGradient(Expr g, Expr x, Expr inv_std, Expr axes, bool is_centred) {
+  const Expr centred = is_centred ? g - Mean(g, axes) : g;
+  return inv_std * (centred - x * Mean(g * x, axes));
+}
+
+// Statistics of groups of channels; 0 groups: each channel by itself.
+void WriteGroups(OpBody& b, int64_t groups) {
+  const int rank = b.Rank(1);
+  const DType wide = WideOf(b.input(1));
+  const Expr dy = Cast(b.input(0), wide), x = Cast(b.input(1), wide);
+  const Expr scale = OfChannels(Cast(b.input(2), wide), rank), axes = Ints({2}, x);
+  const auto in_groups = [&](Expr v) { return Op("Reshape", {v, Ints({0, groups, -1}, v)}); };
+  const Expr grouped = in_groups(x), centred = grouped - Mean(grouped, axes);
+  const Expr inv_std = InverseDeviation(Mean(Square(centred), axes), b.FloatAttr("epsilon", 1e-5));
+  const Expr normal = centred * inv_std;
+  if (b.Wants(0)) {
+    const Expr dx = InputGradient(in_groups(dy * scale), normal, inv_std, axes, true);
+    b.SetOutput(0, ReshapeLike(dx, x));
+  }
+  const std::vector<int64_t> others = OtherAxes(rank);
+  if (b.Wants(1)) b.SetOutput(1, ReduceSum(dy * ReshapeLike(normal, x), others, false));
+  if (b.Wants(2)) b.SetOutput(2, ReduceSum(dy, others, false));
+}
+
+}  // namespace
+
+void SoftmaxGradBody(OpBody& b) {
+  const Expr dy = b.input(0), y = b.input(1);
+  b.SetOutput(0, y * (dy - ReduceSum(dy * y, {b.IntAttr("axis", -1)}, true)));
+}
+
+void LogSoftmaxGradBody(OpBody& b) {
+  const Expr dy = b.input(0), y = b.input(1);
+  b.SetOutput(0, dy - Exp(y) * ReduceSum(dy, {b.IntAttr("axis", -1)}, true));
+}
+
+void BatchNormalizationTrainingBody(OpBody& b) {
+  const int rank = b.Rank(0);
+  const Expr x = b.input(0), axes = Ints(OtherAxes(rank), x);
+  const double epsilon = b.FloatAttr("epsilon", 1e-5), momentum = b.FloatAttr("momentum", 0.9);
+  const DType wide = WideOf(x);
+  const Expr mean = Mean(Cast(x, wide), axes);
+  const Expr each = Ints({-1}, x);
+  const Expr variance = Reshape(Mean(Square(Cast(x, wide) - mean), axes), each);
+  const Expr of_channels = Reshape(mean, each);
+  const DType stored = b.input(3).dtype();
+  b.SetOutput(0, Op("BatchNormalization",
+                    {x, b.input(1), b.input(2), Cast(of_channels, stored), Cast(variance, stored)},
+                    b.Attributes({"epsilon"})));
+  const auto moved = [&](int input, Expr by) {
+    const Expr before = Cast(b.input(input), wide);
+    return before * momentum + by * (1 - momentum);
+  };
+  if (b.Wants(1)) b.SetOutput(1, moved(3, of_channels));
+  if (b.Wants(2)) {
+    Expr current = variance;
+    if (b.IntAttr("unbiased", 1) != 0) {
+      const Expr count = CountOfChannel(Cast(x, wide)), one = Number(1, count);
+      const Expr more = count - 1;  // of one element the variance stays as it is
+      current = current * (count / Where(Less(more, one), one, more));
+    }
+    b.SetOutput(2, moved(4, current));
+  }
+  if (b.Wants(3)) b.SetOutput(3, of_channels);
+  if (b.Wants(4)) b.SetOutput(4, InverseDeviation(variance, epsilon));
+}
+
+void BatchNormalizationGradBody(OpBody& b) {
+  const int rank = b.Rank(1);
+  const DType wide = WideOf(b.input(1));
+  const Expr dy = Cast(b.input(0), wide), x = Cast(b.input(1), wide);
+  const Expr inv_std = Cast(b.input(4), wide);
+  const Expr centred = x - OfChannels(Cast(b.input(3), wide), rank);
+  const std::vector<int64_t> others = OtherAxes(rank);
+  const Expr d_bias = ReduceSum(dy, others, false);
+  const Expr d_scale = ReduceSum(dy * centred, others, false) * inv_std;
+  b.SetOutput(1, d_scale);
+  b.SetOutput(2, d_bias);
+  if (!b.Wants(0)) return;
+  const Expr a = Cast(b.input(2), wide) * inv_std, share = a / CountOfChannel(x);
+  const auto of = [&](Expr v) { return OfChannels(v, rank); };
+  b.SetOutput(0, of(a) * dy - of(share * inv_std * d_scale) * centred - of(share * d_bias));
+}
+
+void LayerNormalizationGradBody(OpBody& b) {
+  const Expr inv_std = b.input(4);
+  const DType wide = inv_std.dtype();
+  const Expr dy = Cast(b.input(0), wide), x = Shaped(Cast(b.input(1), wide), b.input(1));
+  const Expr scale = b.input(2), axes = Ints(AxesFrom(b.IntAttr("axis", -1), b.Rank(1)), x);
+  const Expr normal = (x - b.input(3)) * inv_std;
+  if (b.Wants(0))
+    b.SetOutput(0, InputGradient(dy * Cast(scale, wide), normal, inv_std, axes, true));
+  if (b.Wants(1)) b.SetOutput(1, SumTo(Shaped(dy * normal, x), scale));
+  if (b.Wants(2)) b.SetOutput(2, SumTo(Shaped(dy, x), scale));
+}
+
+void RMSNormalizationGradBody(OpBody& b) {
+  const DType wide = WideOf(b.input(1));
+  const Expr dy = Cast(b.input(0), wide), x = Shaped(Cast(b.input(1), wide), b.input(1));
+  const Expr scale = b.input(2), axes = Ints(AxesFrom(b.IntAttr("axis", -1), b.Rank(1)), x);
+  const Expr inv_std = InverseDeviation(Mean(Square(x), axes), b.FloatAttr("epsilon", 1e-5));
+  const Expr normal = x * inv_std;
+  if (b.Wants(0))
+    b.SetOutput(0, InputGradient(dy * Cast(scale, wide), normal, inv_std, axes, false));
+  if (b.Wants(1)) b.SetOutput(1, SumTo(Shaped(dy * normal, x), scale));
+}
+
+void InstanceNormalizationGradBody(OpBody& b) { WriteGroups(b, 0); }
+void GroupNormalizationGradBody(OpBody& b) { WriteGroups(b, b.IntAttr("num_groups", 1)); }
+
+}  // namespace caesura::gradient
