@@ -400,9 +400,23 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
            [](TrainingSession& session, const std::string& path) {
              return Unwrap(session.Restore(path), /*of_file=*/true);
            })
-      .def("export", [](const TrainingSession& session, const std::string& path,
-                        const std::vector<std::string>& outputs) {
-        Check(session.ExportModel(path, outputs), /*of_file=*/true);
+      .def("export",
+           [](const TrainingSession& session, const std::string& path,
+              const std::vector<std::string>& outputs) {
+             Check(session.ExportModel(path, outputs), /*of_file=*/true);
+           })
+      .def("export_training", [](const TrainingSession& session, const std::string& path,
+                                 const std::string& what) {
+        const std::pair<const char*, TrainingPart> parts[] = {
+            {"step", TrainingPart::kStep},
+            {"accumulate", TrainingPart::kAccumulate},
+            {"gradients", TrainingPart::kGradients}};
+        for (const auto& [name, part] : parts) {
+          if (what != name) continue;
+          return Check(WithoutGil([&, part = part] { return session.ExportTraining(path, part); }),
+                       /*of_file=*/true);
+        }
+        Check(InvalidArgument("what: expected step, accumulate or gradients, got '" + what + "'"));
       });
 }
 

@@ -67,18 +67,31 @@ const Graph& StepRuns::step_graph() const { return update_->graph(); }
 
 Status StepRuns::Refresh() { return made_of_ != parameters_.version() ? MakePrograms() : Status(); }
 
-Status StepRuns::MakePrograms() {
-  RETURN_IF_ERROR(FillCoefficients());
-  const int version = parameters_.version();
+Result<Model> StepRuns::ForwardModel(OpBinding& ops) const {
   Model model = parameters_.model().Clone();
-  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
-  RETURN_IF_ERROR(ops_->Attach(model, trainable_));
+  RETURN_IF_ERROR(ops.Attach(model, trainable_));
   std::vector<std::string> changing = trainable_;
   changing.insert(changing.end(), options_.step.statistics.begin(), options_.step.statistics.end());
   RETURN_IF_ERROR(RunForwardPasses(model, changing, options_.disabled_passes));
   RETURN_IF_ERROR(
       RunPasses(PrecisionPasses(options_.step.precision), model, options_.disabled_passes)
           .status());
+  return model;
+}
+
+Result<StepProgram> StepRuns::BuildProgram(const StepOptions& step, bool is_update,
+                                           const std::function<Status(Model&)>& prepare) const {
+  ASSIGN_OR_RETURN(const std::shared_ptr<OpBinding> ops, OpBinding::Create(options_.custom_ops));
+  ASSIGN_OR_RETURN(Model model, ForwardModel(*ops));
+  RETURN_IF_ERROR(prepare(model));
+  return BuildStepProgram(model, trainable_, step, is_update, ranks_.setup());
+}
+
+Status StepRuns::MakePrograms() {
+  RETURN_IF_ERROR(FillCoefficients());
+  const int version = parameters_.version();
+  ASSIGN_OR_RETURN(ops_, OpBinding::Create(options_.custom_ops));
+  ASSIGN_OR_RETURN(const Model model, ForwardModel(*ops_));
   RETURN_IF_ERROR(parameters_.MakeCopies(*model.graph));
   ASSIGN_OR_RETURN(update_, MakeStep(model, /*is_update=*/true));
   if (progress_.micro_steps_to_update != 1) {
@@ -209,6 +222,8 @@ double StepRuns::AppliedRate() {
   const auto rate = std::find(fed.begin(), fed.end(), "learning_rate");
   return rate == fed.end() ? progress_.learning_rate() : coefficients()[rate - fed.begin()];
 }
+
+const NamedValues& StepRuns::ProgramFeeds() { return ProgramFeeds(progress_.accumulated()); }
 
 const NamedValues& StepRuns::ProgramFeeds(int64_t accumulated) {
   auto set = [&](const char* name, auto value) {

@@ -4,6 +4,7 @@
 #define CAESURA_TRAINING_SESSION_STEP_RUNS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,7 @@ struct Checkpoint;          // training/files/checkpoint.h
 struct CpuFallbackReport;   // graph_transforms/shapes/cpu_fallback.h
 struct RunOptions;          // core/execute/run_options.h
 struct RunResult;           // core/runtime/program.h
+struct StepOptions;         // training/step/step_options.h
 struct StepProgram;         // training/step/step_program.h
 struct TrainingProgress;    // training_progress.h
 struct WaitingStep;         // waiting_step.h
@@ -49,6 +51,14 @@ class StepRuns {
            SessionParameters& parameters, TrainingProgress& progress, RankGroup& ranks,
            std::shared_ptr<ProviderFallback> fallback);
   ~StepRuns();
+
+  // The program of a step with these options, which need not be the session's own, as it is before
+  // any pass for our kernels. `prepare` may change the forward before its gradients are built.
+  Result<StepProgram> BuildProgram(const StepOptions& step, bool is_update,
+                                   const std::function<Status(Model&)>& prepare) const;
+  const TrainingOptions& options() const { return options_; }
+  // Inputs of the programs that are not the model's, as they are in the next step.
+  const NamedValues& ProgramFeeds();
 
   // Makes the programs from the parameters' model, for the ranks there are: at first, and after
   // RankGroup::Replace. Fails listing all nodes that have no gradient or no kernel.
@@ -109,6 +119,8 @@ class StepRuns {
   struct Request;
   // After parameters().Set of a frozen value, or Bind of one that was on a device.
   Status Refresh();
+  // The parameters' model, after the passes that come before gradients.
+  Result<Model> ForwardModel(OpBinding& ops) const;
   // A program as the session runs it, with its parameters in `set`.
   Result<std::unique_ptr<Program>> Prepare(StepProgram program, const ParameterSet& set,
                                            CpuFallbackReport* report) const;
@@ -118,8 +130,7 @@ class StepRuns {
   Status FillCoefficients();
   // The learning rate that the next update goes by: the first group's, where the session is fed it.
   double AppliedRate();
-  // Inputs of the programs that are not the model's, as they are in the next step, which
-  // `accumulated` others of its update have come before.
+  // As above, where `accumulated` others of its update have come before.
   const NamedValues& ProgramFeeds(int64_t accumulated);
   static double ScalarOf(const RuntimeValue& output);
   Program& ProgramOf(bool is_update) const { return is_update ? *update_ : *accumulate_; }

@@ -127,6 +127,10 @@ Status TrainingSession::ExportModel(const std::string& path,
   return WriteModel(model, path);
 }
 
+Status TrainingSession::ExportTraining(const std::string& path, TrainingPart part) const {
+  return caesura::ExportTraining({*parameters_, *progress_, *ranks_, *runs_}, path, part);
+}
+
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
   RETURN_IF_ERROR(parameters_->CheckNoStepWaits());
   const bool had_others = ranks_->setup().has_others();

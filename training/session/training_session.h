@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "core/runtime/provider_fallback.h"
+#include "training/session/export_training.h"
 #include "training/session/run_control.h"
 #include "training/session/session_parameters.h"
 #include "training/session/step_runs.h"
@@ -113,6 +114,14 @@ class TrainingSession {
   Result<CheckpointProperties> Restore(const std::string& path);
   // Writes SessionParameters::TrainedModel to a file.
   Status ExportModel(const std::string& path, const std::vector<std::string>& outputs = {}) const;
+  // Writes the step, a part of it or its gradients as one ONNX file of ONNX's own operators, from
+  // where the session is now. Its inputs are the feeds, the parameters and the optimizer state by
+  // their names (SessionParameters::Get), the program's own (training/step/step_program.h) and, for
+  // random numbers, those of core/gradient/op_body.h; its outputs the loss (kLossOutput), and for
+  // each input NAME that a step changes its new value (kUpdatedPrefix). Parameters, state, learning
+  // rate and seed have what they are now as defaults. Fails with kUnsupported before anything is
+  // written, listing all nodes that ONNX has no operators for.
+  Status ExportTraining(const std::string& path, TrainingPart part = TrainingPart::kStep) const;
 
   // Goes on with these ranks, after a rank was lost or with others; null: by itself. All of them
   // call it. They take the parameters, optimizer state and position of the one that has done the

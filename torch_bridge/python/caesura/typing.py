@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from caesura.sessions.split import ForwardRun
 
 __all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Masks", "Model", "OnFailure", "OnnxOutputs", "Path",
-           "Plan", "Precision", "Properties", "Providers", "Schedule", "Stats"]
+           "Plan", "Precision", "Properties", "Providers", "Schedule", "Stats", "TrainingPart"]
 
 Path = Union[str, "os.PathLike[str]"]
 Model = Union[str, "os.PathLike[str]", bytes, "onnx.ModelProto"]  # a file's path, its bytes, or the model
@@ -30,6 +30,7 @@ Loss = Literal["cross_entropy", "mse", "l1", "bce_with_logits", "output"]
 Commit = Literal["late", "eager-consume"]
 OnFailure = Literal["stop", "skip", "retry", "retry-on-defaults", "retry-in-parts"]
 Schedule = Literal["constant", "linear", "cosine", "polynomial", "step"]
+TrainingPart = Literal["step", "accumulate", "gradients"]
 
 
 _ELSEWHERE = {"CompiledStep": "caesura.frontends.compile_step", "ForwardRun": "caesura.sessions.split",

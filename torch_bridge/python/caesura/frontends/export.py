@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from caesura import _core
 from caesura.capture.sources import tensors_of_step
 from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import Captured, as_real, calls_pytorch
-from caesura.typing import Path
+from caesura.sessions.training import TrainingSession
+from caesura.typing import Path, TrainingPart
 
 _METADATA = "caesura.step"
 
@@ -100,6 +102,30 @@ class Exported:
         program.session.learning_rate = rate
         program.session.set_position(program.updates(), self.micro_steps)
         program.session.save(os.fspath(into / "state.safetensors"))
+
+    def export_training(self, path: Path, /, *args: Any, what: TrainingPart = "step", **kwargs: Any) -> None:
+        """Writes the step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
+
+        See TrainingSession.export_training() for its inputs and outputs, which have the names that export() gives them.
+
+        Args:
+            path: the file.
+            *args: inputs, as for export().
+            what: the part of the step, as there.
+            **kwargs: likewise.
+
+        Raises:
+            NotImplementedError: ONNX has no operators for nodes of the step; all of them are listed, and nothing is written.
+            ValueError: the step cannot be exported, as for export().
+            StepRefused: no program can be captured for these inputs.
+
+        Example::
+
+            step.export_training("step.onnx", inputs, targets)
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.export(folder, *args, **kwargs)
+            TrainingSession.open(folder).export_training(path, what)
 
 
 @torch.no_grad()

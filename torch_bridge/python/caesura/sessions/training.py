@@ -13,7 +13,8 @@ from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
-from caesura.typing import Array, Commit, Feeds, Loss, Model, OnFailure, Path, Plan, Precision, Properties, Providers, Schedule
+from caesura.typing import (Array, Commit, Feeds, Loss, Model, OnFailure, Path, Plan, Precision, Properties, Providers, Schedule,
+                            TrainingPart)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -383,6 +384,31 @@ class TrainingSession(FallsBack):
             outputs: names of the outputs that it shall have, with what they need; empty for all.
         """
         self._session.export(os.fspath(path), list(outputs))
+
+    def export_training(self, path: Path, what: TrainingPart = "step") -> None:
+        """Writes the training step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
+
+        Its inputs are those of the model and the target, the parameters and the optimizer state by their names, and
+        "caesura.step" (int64, counts updates from 1); its outputs "caesura.loss", and "updated.NAME" for each input NAME
+        that a step changes. Inputs with defaults may be left out: parameters, state, "caesura.learning_rate" (float64) and
+        "caesura.seed" (int64) are as they are in the session now. A step that draws random numbers also has the input
+        "caesura.draw" (int64, steps so far).
+
+        Args:
+            path: the file.
+            what: "step"; "accumulate": the micro-steps that only add their gradients, where `accumulation_steps` is not 1
+                (these and their "step" have the input "caesura.reset", a bool: the first of an update); "gradients": the
+                loss and "gradient.NAME" of each parameter, without an update.
+
+        Raises:
+            NotImplementedError: ONNX has no operators for nodes of the step; all of them are listed, and nothing is written.
+            ValueError: `what` is none of these.
+
+        Example::
+
+            session.export_training("step.onnx")
+        """
+        self._session.export_training(os.fspath(path), what)
 
     def plan(self, feeds: Feeds) -> Plan:
         """Returns the Plan of a step for feeds of these shapes: its text, and the bytes of its arena. Nothing is run."""

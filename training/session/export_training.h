@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training step as a plain ONNX file, which any runtime of ONNX runs:
+// docs/guides/export_training.md.
+#ifndef CAESURA_TRAINING_SESSION_EXPORT_TRAINING_H_
+#define CAESURA_TRAINING_SESSION_EXPORT_TRAINING_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace caesura {
+
+struct SessionParts;  // session_files.h
+
+// The part of the training that the file computes.
+enum class TrainingPart : uint8_t {
+  kStep,        // a step that updates
+  kAccumulate,  // a micro-step that only accumulates its gradients
+  kGradients,   // the loss and the gradients; what follows them is the reader's
+};
+
+// Outputs of the file: the loss, and the new value of the input NAME.
+inline constexpr char kLossOutput[] = "caesura.loss";
+inline constexpr char kUpdatedPrefix[] = "updated.";
+
+// Writes the file as TrainingSession::ExportTraining does.
+Status ExportTraining(const SessionParts& from, const std::string& path, TrainingPart part);
+
+}  // namespace caesura
+
+#endif  // CAESURA_TRAINING_SESSION_EXPORT_TRAINING_H_
