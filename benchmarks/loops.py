@@ -2,13 +2,13 @@
 """Training loops of other libraries, each by the library's own trainer or documented loop, beside eager and torch.compile.
 
     python3 -m venv loops && loops/bin/pip install -r benchmarks/loops/requirements.txt
-    PYTHONPATH=build/python loops/bin/python benchmarks/loops.py [--only REGEX] [--routes eager,again,compile,wrap,step]
-                                                                 [--isa avx2] [--threads 1]
+    PYTHONPATH=build/python loops/bin/python benchmarks/loops.py [--only REGEX] [--isa avx2] [--threads 1]
+                                                                 [--routes eager,again,compile,wrap,step,loop]
 
 Each file of benchmarks/loops/ is one loop. Each route is a process of its own: "eager" with fused optimizers where
 PyTorch has them, "again" (eager once more, which shows the noise), "compile" (torch.compile), "autotune" (its
-max-autotune), "wrap" (with fuse) and "step" (compile_step). The processes take turns, and each round begins with
-another one.
+max-autotune), "wrap" (with fuse), "step" (compile_step in a loop of its own) and "loop" (compile_step in the library's
+loop, by caesura.integrations). The processes take turns, and each round begins with another one.
 
 A time is the CPU time of a process between two updates. It prints the median of eager's, in ms, and of each route the
 median of its ratio to eager over the rounds with an interval of 90% (percentiles of 2,000 resampled medians); the CPU
@@ -30,7 +30,7 @@ from products import CAPS
 
 FOLDER = pathlib.Path(__file__).parent / "loops"
 LEAST = 0.2  # seconds of a turn
-ROUTES = ("eager", "again", "compile", "autotune", "wrap", "step")
+ROUTES = ("eager", "again", "compile", "autotune", "wrap", "step", "loop")
 
 
 class Worker:
@@ -71,7 +71,7 @@ def interval(values):
 def measure(name, given):
     workers = []
     for route in given.routes:
-        if route == "step" and 'route == "step"' not in (FOLDER / f"{name}.py").read_text():
+        if route in ("step", "loop") and f'route == "{route}"' not in (FOLDER / f"{name}.py").read_text():
             continue
         worker = Worker(name, route, given)
         if not worker.turn(1):
@@ -106,7 +106,7 @@ def measure(name, given):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=".", help="loops by name")
-    parser.add_argument("--routes", type=lambda s: s.split(","), default=["eager", "again", "compile", "wrap", "step"])
+    parser.add_argument("--routes", type=lambda s: s.split(","), default=["eager", "again", "compile", "wrap", "step", "loop"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=5, help="in a turn, at least: a turn takes 0.2 s")
     parser.add_argument("--warmup", type=int, default=6, help="untimed steps after the first")

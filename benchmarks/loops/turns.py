@@ -18,7 +18,7 @@ LOSSES = 10  # steps whose losses are compared
 
 
 class Loop:
-    """A loop's route ("eager", "compile", "autotune", "wrap" or "step", as loops.py has them) and its turns.
+    """A loop's route ("eager", "compile", "autotune", "wrap", "step" or "loop", as loops.py has them) and its turns.
 
     A loop calls done() once per update, or leaves that to the optimizer's hook. Times are CPU times of the process, in seconds. The
     process waits for its turn within done(), and ends there.
@@ -56,8 +56,20 @@ class Loop:
                 self.record(tensors)
             return backward(tensors, *args, **kwargs)
 
-        torch.autograd.backward = recorded
+        if self.route != "loop":
+            torch.autograd.backward = recorded
         register_optimizer_step_post_hook(lambda *_: self.done())
+
+    def watch(self, owner):
+        """Has the losses come from owner.training_step(), for loops that caesura.integrations trains."""
+        train = owner.training_step
+
+        def recorded(*args, **kwargs):
+            out = train(*args, **kwargs)
+            self.record(out["loss"] if isinstance(out, dict) else out)
+            return out
+
+        owner.training_step = recorded
 
     def record(self, loss):
         """Takes a loss that is compared with those of other routes."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning trains, a callback has the modules run in caesura."""
+"""Lightning trains, a strategy makes its whole step one program."""
 
 import digits
 import lightning
 import torch
 
 import caesura
-from caesura.integrations.lightning import CaesuraCallback
+from caesura.integrations.lightning import CaesuraStrategy
 
 
 class Task(lightning.LightningModule):
@@ -26,7 +26,7 @@ images, labels, test_images, test_labels = digits.load()
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=32, shuffle=True)
 task = Task()
 trainer = lightning.Trainer(max_epochs=10, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                            callbacks=[CaesuraCallback()])
+                            strategy=CaesuraStrategy())
 trainer.fit(task, loader)
 task.eval()
 with torch.no_grad():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' Trainer trains, a callback has the model run in caesura."""
+"""A Trainer of transformers whose whole step is one program."""
 
 import digits
 import torch
 import transformers
 
 import caesura
-from caesura.integrations.transformers import CaesuraCallback
+from caesura.integrations.transformers import CaesuraTrainer
 
 
 class Classifier(torch.nn.Module):
@@ -27,7 +27,7 @@ arguments = transformers.TrainingArguments("digits_trainer", num_train_epochs=10
                                            lr_scheduler_type="constant", use_cpu=True, report_to=[], save_strategy="no",
                                            disable_tqdm=True)
 model = Classifier()
-trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[CaesuraCallback()])
+trainer = CaesuraTrainer(model=model, args=arguments, train_dataset=rows)
 trainer.train()
 model.eval()
 with torch.no_grad():

@@ -18,7 +18,9 @@ NEVER_RAISE = {"Error", "ExecutionMode", "ExecutionOrder", "FallbackWarning", "G
                "get_available_providers", "get_device", "stats"}
 NAMES = [*caesura.__all__, *(f"onnxruntime.{name}" for name in caesura.onnxruntime.__all__),
          *(f"typing.{name}" for name in ("ForwardRun", "Plan", "Stats")),
-         "integrations.lightning.CaesuraCallback", "integrations.transformers.CaesuraCallback"]
+         *(f"integrations.accelerate.{name}" for name in ("AcceleratedStep", "compile_step")),
+         *(f"integrations.lightning.{name}" for name in ("CaesuraCallback", "CaesuraDDPStrategy", "CaesuraStrategy")),
+         *(f"integrations.transformers.{name}" for name in ("CaesuraCallback", "CaesuraMixin", "CaesuraTrainer"))]
 
 
 def own_methods(item):

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -48,7 +49,9 @@ struct Progress {
   nb::object window;        // a frozenset: the parameters that have gradients in this window
   double loss_scale = 1;    // that those are multiplied by
   std::optional<GradScaler> scaler;  // of all programs, once one has run
-  bool waits = false;                // a call was suspended: no other begins before it has ended
+  // Of the last update, before clipping; NaN without clipping.
+  double gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  bool waits = false;  // a call was suspended: no other begins before it has ended
   // The program of a call that has done nothing, because the ranks' calls differ or this one has
   // failed here alone. The ranks then compare more before the next call. None: there is no such
   // call.
@@ -169,7 +172,8 @@ class StepCall {
     progress.window = trained_;
     progress.loss_scale = scale;
     progress.scaler = session_.progress().scaler;
-    ++progress.micro_steps;
+    if (++progress.micro_steps % accumulation_steps_ == 0)
+      progress.gradient_norm = session_.runs().gradient_norm();
     for (const auto& [counter, count] : counters_) *counter.data<int64_t>() += count;
     return ToTorch(Tensor::Scalar(value));
   }
@@ -415,6 +419,9 @@ void BindStepCall(nb::module_& m) {
            [](StepCalls& s, const TrainingSession& session) {
              s.progress.scaler = session.progress().scaler;
            })
+      .def_prop_rw(
+          "_gradient_norm", [](const StepCalls& s) { return s.progress.gradient_norm; },
+          [](StepCalls& s, double norm) { s.progress.gradient_norm = norm; })
       .def_prop_rw(
           "_waits", [](const StepCalls& s) { return s.progress.waits; },
           [](StepCalls& s, bool waits) { s.progress.waits = waits; })

@@ -268,6 +268,8 @@ void BindSteps(nb::class_<TrainingSession>& sessions) {
              session.progress().updates = updates;
              session.progress().micro_steps = micro_steps;
            })
+      .def_prop_ro("gradient_norm",
+                   [](const TrainingSession& session) { return session.runs().gradient_norm(); })
       .def_prop_ro("loss_scale",
                    [](const TrainingSession& session) { return session.progress().loss_scale(); })
       .def_prop_rw(

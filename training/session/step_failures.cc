@@ -156,7 +156,7 @@ RunResult StepRuns::RunInParts(const Request& request, const Status& cause) {
     if (result.status.ok()) loss += ScalarOf(result.values.front()) / parts;
   }
   if (result.status.ok()) {
-    result.values = {Tensor::Scalar<double>(loss)};
+    result.values.front() = Tensor::Scalar<double>(loss);
     return result;
   }
   for (size_t i = 0; i < statistics.size(); ++i) {

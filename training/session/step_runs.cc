@@ -353,6 +353,10 @@ Result<double> StepRuns::EndRun(bool is_update, RunResult result) {
     skipped = !std::isfinite(ScalarOf(result.values.back()));
     result.values.pop_back();
   }
+  if (is_update && options_.step.clip_norm > 0) {
+    gradient_norm_ = ScalarOf(result.values.back());
+    result.values.pop_back();
+  }
   const double rate = AppliedRate();
   RETURN_IF_ERROR(progress_.EndMicroStep(is_update, loss, skipped));
   if (is_update && !skipped) curves_->Add(progress_.updates, progress_.update_loss, rate);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -104,6 +105,9 @@ class StepRuns {
   // Gradients of the last step, in the order of the trained parameters. None without
   // StepOptions::keep_gradients.
   const std::vector<RuntimeValue>& gradients() const { return gradients_; }
+  // The global norm of the gradients of the last update, before clipping; NaN before the first one
+  // and without StepOptions::clip_norm.
+  double gradient_norm() const { return gradient_norm_; }
   // The failures so far, and what TrainingOptions::failures did about it.
   const FailureCounts& failures() const { return failures_; }
   // Losses and learning rates of the updates since the session was made or restored. Of an update
@@ -166,6 +170,7 @@ class StepRuns {
   NamedValues program_feeds_;                              // scalars whose values each step sets
   const std::unique_ptr<WaitingStep> waiting_;
   std::vector<RuntimeValue> kept_outputs_, gradients_;
+  double gradient_norm_ = std::numeric_limits<double>::quiet_NaN();
   FailureCounts failures_;
   const std::unique_ptr<TrainingCurves> curves_;
 };

@@ -41,8 +41,9 @@ bool IsProgramInput(const std::string& name);
 struct StepProgram {
   // Outputs: the loss (not scaled; of a program that updates the mean over all ranks, where there
   // are others; with logical_shards or MeanOver::kTokens over all micro-steps, too), then the
-  // outputs and the gradients that are kept; then, where the loss is scaled and the program
-  // updates, what gradients are multiplied with (float64; not finite: the update was skipped).
+  // outputs and the gradients that are kept; then, of a program that updates, with clip_norm the
+  // global norm before clipping (float64), and where the loss is scaled what gradients are
+  // multiplied with (float64; not finite: the update was skipped).
   std::shared_ptr<Graph> graph;
   // The names of the entries of the ParameterSet that the program reads and writes, in its
   // order: trained parameters, running statistics, accumulators ("accumulator.NAME"), optimizer

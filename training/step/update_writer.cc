@@ -264,7 +264,11 @@ Value* UpdateWriter::Norm(const std::vector<Value*>& gradients) {
   for (const Bucket& bucket : buckets_) parts.push_back(bucket.gradient);
   for (int i = 0; i < program_.trained && buckets_.empty(); ++i)
     (IsRankPart(i) ? parts : whole).push_back(gradients[i]);
-  if (parts.empty()) return Act("GlobalNorm", whole, {}, 1)->output(0);
+  if (parts.empty()) {
+    Value* norm = Act("GlobalNorm", whole, {}, 1)->output(0);
+    norm->set_type(ValueType::Tensor(NormDType(whole), Shape{}));
+    return norm;
+  }
   const ValueType wide = ValueType::Tensor(DType::kFloat64, Shape{});
   Value* square = SquareOfNorm(parts);
   collectives_.AllReduce({&square}, setup_.bucket_bytes);
@@ -294,7 +298,10 @@ Value* UpdateWriter::Scale(const std::vector<Value*>& gradients) {
   if (options_.clip_norm <= 0 && inverse_scale_ == nullptr) return factor;
   Value* norm = norm_ != nullptr && micro_steps_ == 1 ? norm_ : Norm(gradients);
   AttributeMap attributes;
-  if (options_.clip_norm > 0) attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
+  if (options_.clip_norm > 0) {
+    attributes["max_norm"] = Tensor::Scalar<double>(options_.clip_norm);
+    graph_.AddOutput(Op("Mul", {As(norm, DType::kFloat64), factor}, wide));
+  }
   if (inverse_scale_ != nullptr) attributes["skip_nonfinite"] = int64_t{1};
   Node* scale = Act("ClipScale", {norm, factor}, std::move(attributes), 1);
   scale->output(0)->set_type(wide);

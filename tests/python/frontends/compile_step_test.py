@@ -2,6 +2,7 @@
 """caesura.compile_step beside eager PyTorch: losses, parameters, optimizer state."""
 
 import copy
+import math
 
 import pytest
 
@@ -156,6 +157,59 @@ def test_accumulation():
     step = caesura.compile_step(other, F.cross_entropy, second, accumulation_steps=3)
     [step(*batch) for batch in data]
     same(other, module)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradient_norm(steps):
+    module = Net()
+    other = copy.deepcopy(module)
+    step = caesura.compile_step(other, F.cross_entropy, torch.optim.SGD(other.parameters(), lr=0.1), clip_norm=math.inf,
+                                accumulation_steps=steps)
+    optimizer, data = torch.optim.SGD(module.parameters(), lr=0.1), batches(9)
+    assert math.isnan(step.gradient_norm)
+    for i in range(0, 9, steps):
+        before = step.gradient_norm
+        for x, y in data[i:i + steps]:
+            assert step.gradient_norm == before or i == 0
+            (F.cross_entropy(module(x), y) / steps).backward()
+            step(x, y)
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
+    same(other, module)  # nothing is clipped
+
+
+def test_the_norm_where_pytorch_updates():
+    class Own(torch.optim.SGD):
+        pass
+
+    module = Net()
+    with pytest.warns(caesura.FallbackWarning, match="no such update op"):
+        step = caesura.compile_step(module, F.cross_entropy, Own(module.parameters(), lr=0.0), clip_norm=0.1)
+    (x, y), = batches(1)
+    step(x, y)
+    F.cross_entropy(module(x), y).backward()
+    assert step.gradient_norm == pytest.approx(torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0).item(), rel=1e-4)
+
+
+def test_an_accumulation_that_ends_early():
+    module = Net()
+    other = copy.deepcopy(module)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (module, other))
+    step = caesura.compile_step(other, F.cross_entropy, second, accumulation_steps=3)
+    data = iter(batches(10))
+    for count in (3, 1, 2, 1, 3):  # batches of each update
+        for i in range(count):
+            x, y = next(data)
+            (F.cross_entropy(module(x), y) / 3).backward()
+            if count < 3 and i == count - 1:
+                step.update_next()
+            step(x, y)
+        first.step()
+        first.zero_grad()
+    same(other, module)
+    assert step.updates == 5
 
 
 def test_parameter_groups():

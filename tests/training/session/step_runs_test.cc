@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "core/execute/execution_observer.h"
@@ -162,6 +163,33 @@ TEST(StepRunsTest, CoefficientsAreFedStepByStep) {
   ASSERT_TRUE(fed.Step().ok());
   EXPECT_EQ(fed.Weights(), before);
   EXPECT_EQ(fed.runs.curves().points().back().learning_rate, 0);
+}
+
+TEST(StepRunsTest, KnowsTheNormBeforeClipping) {
+  PartsOfASession kept{[](TrainingOptions& o) { o.step.keep_gradients = true; }};
+  ASSERT_TRUE(kept.Step().ok());
+  EXPECT_TRUE(std::isnan(kept.runs.gradient_norm()));  // which nothing asked for
+  double square = 0;
+  for (const float g : kept.runs.gradients()[0].tensor().ToVector<float>()) square += g * g;
+  for (const double clip : {0.125, std::numeric_limits<double>::infinity()}) {
+    PartsOfASession parts{[&](TrainingOptions& o) { o.step.clip_norm = clip; }};
+    EXPECT_TRUE(std::isnan(parts.runs.gradient_norm()));
+    ASSERT_TRUE(parts.Step().ok());
+    EXPECT_FLOAT_EQ(parts.runs.gradient_norm(), std::sqrt(square)) << clip;
+  }
+}
+
+TEST(StepRunsTest, TheNormIsOfTheMeanOfBatches) {
+  PartsOfASession one{[](TrainingOptions& o) { o.step.clip_norm = 1; }};
+  PartsOfASession two{[](TrainingOptions& o) {
+    o.step.clip_norm = 1;
+    o.step.accumulation_steps = 2;
+  }};
+  ASSERT_TRUE(one.Step().ok());
+  ASSERT_TRUE(two.Step().ok());
+  EXPECT_TRUE(std::isnan(two.runs.gradient_norm()));  // it has not updated
+  ASSERT_TRUE(two.Step().ok());
+  EXPECT_FLOAT_EQ(two.runs.gradient_norm(), one.runs.gradient_norm());
 }
 
 TEST(StepRunsTest, KeepsOutputsAndGradients) {

@@ -17,6 +17,7 @@ class Measured:
     """The part of a CompiledStep that reads it; the names are a TrainingSession's."""
 
     micro_steps: int
+    _gradient_norm: float  # of the extension
     module: torch.nn.Module
     loss_fn: Callable[..., Any] | None
     optimizer: torch.optim.Optimizer
@@ -106,6 +107,13 @@ class Measured:
     def updates(self) -> int:
         """The number of updates done; those that a scaled loss has left out are among them."""
         return self.micro_steps // self.accumulation_steps
+
+    @property
+    def gradient_norm(self) -> float:
+        """The global norm of the last update's gradients, before clipping. NaN before the first one, and with clip_norm=0;
+        clip_norm=math.inf measures it and clips nothing.
+        """
+        return self._gradient_norm
 
     @property
     def learning_rate(self) -> float:

@@ -72,6 +72,22 @@ class Suspendable(_core.StepCalls):
     def _sessions(self) -> list[Any]:
         return [p.session for p in self._programs if p.session is not None and not p.leaves_results]
 
+    def update_next(self) -> None:
+        """Has the next call update, whatever number of batches came before it: where an epoch ends within an accumulation. The
+        sum of their gradients is still divided by `accumulation_steps`. All ranks call it.
+
+        Example::
+
+            if is_last_batch:
+                step.update_next()
+            loss = step(inputs, targets)
+        """
+        self._refuse_while_one_waits()
+        accumulated = self.micro_steps % self.accumulation_steps
+        if not accumulated:
+            self._window = frozenset()  # the sums of the update before are none of this one's
+        self.micro_steps += self.accumulation_steps - 1 - accumulated
+
     @property
     def suspend(self) -> bool:
         """True stops the call that runs now, and each later one, before its next node: it raises caesura.Suspended, and

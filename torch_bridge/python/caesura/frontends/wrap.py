@@ -280,6 +280,11 @@ def _calls_of(cls: Any) -> Any:
     return calls if isinstance(calls, _Calls) else None
 
 
+def original_of(module: Any) -> Any:
+    """The module that PyTorch runs: the original of a wrapped one, which shares everything with it."""
+    calls = _calls_of(type(module))
+    return module if calls is None else calls.module
+
 def _with_module(parallel: Any, module: Any) -> Any:
     """A DistributedDataParallel that shares everything with `parallel` except the module that it calls."""
     if module is parallel.module:

@@ -7,7 +7,7 @@
 import importlib
 from types import ModuleType
 
-_ON_DEMAND = ("lightning", "ortmodule", "transformers")
+_ON_DEMAND = ("accelerate", "lightning", "ortmodule", "transformers")
 
 
 def __getattr__(name: str) -> ModuleType:

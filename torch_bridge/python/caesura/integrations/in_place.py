@@ -3,7 +3,7 @@
 
 import torch
 
-from caesura.frontends.wrap import wrap
+from caesura.frontends.wrap import original_of, wrap
 
 
 def wrap_in_place(module: torch.nn.Module) -> None:
@@ -11,3 +11,10 @@ def wrap_in_place(module: torch.nn.Module) -> None:
     plain = object.__new__(type(module))
     plain.__dict__ = module.__dict__
     module.__class__ = type(wrap(plain))
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that PyTorch runs, of one that is wrapped, in DistributedDataParallel, or both."""
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        module = module.module
+    return original_of(module)

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers: a callback that has the model of a Trainer run in caesura."""
+"""transformers: Trainers that train by compile_step, and a callback that has the model of any Trainer run in caesura."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
 
+import torch
 import transformers
+from accelerate.utils import DistributedType
+from transformers.trainer_utils import has_length
+from transformers.training_args import OptimizerNames
 
+from caesura.frontends.compile_step import CompiledStep, compile_step
 from caesura.frontends.fuse import fuse
-from caesura.integrations.in_place import wrap_in_place
+from caesura.integrations.in_place import unwrapped, wrap_in_place
+from caesura.integrations.whole_step import WholeStep
 
-__all__ = ["CaesuraCallback"]
+__all__ = ["CaesuraCallback", "CaesuraMixin", "CaesuraTrainer"]
 
 
 class CaesuraCallback(transformers.TrainerCallback):
@@ -42,3 +50,145 @@ class CaesuraCallback(transformers.TrainerCallback):
         """Wraps the model and fuses the optimizer, which Accelerate may hold in one of its own."""
         wrap_in_place(model)
         fuse(getattr(optimizer, "optimizer", optimizer))
+
+
+class CaesuraMixin:
+    """Makes a Trainer train by caesura.compile_step(): forward, loss, backward, clipping and update are one program.
+
+    For Trainers of other libraries and of your own; transformers' is CaesuraTrainer. Losses, gradient norms, learning rates,
+    callbacks, evaluation, best model and checkpoints are the Trainer's, and a checkpoint resumes with or without it. The
+    update happens in training_step(): `on_pre_optimizer_step` comes after it, and parameters have no .grad.
+
+    Where an argument or the model does not allow that, a FallbackWarning tells why, and the Trainer trains as with
+    CaesuraCallback, by wrap() and fuse(). `refused` has the reason; None: there is none.
+
+    Args:
+        *args: the Trainer's.
+        step_options: more arguments of compile_step(): masks, memory_budget, dynamic, threads, ranks.
+        **kwargs: the Trainer's.
+
+    Raises:
+        TypeError: when training begins: `step_options` has a name that compile_step() does not take.
+        StrictError: within strict(), where training would go by wrap() and fuse().
+
+    Example::
+
+        class PairTrainer(caesura.integrations.transformers.CaesuraMixin, SentenceTransformerTrainer):
+            pass
+    """
+
+    def __init__(self, *args: Any, step_options: Optional[Mapping[str, Any]] = None, **kwargs: Any) -> None:
+        self._step_options = dict(step_options or {})
+        self._whole: Optional[WholeStep] = None
+        super().__init__(*args, **kwargs)
+        if getattr(self, "model", None) is not None:
+            wrap_in_place(self.model)
+
+    @property
+    def refused(self) -> Optional[str]:
+        """Why training goes by wrap() and fuse(); None where it goes by compile_step(), or has not begun."""
+        return None if self._whole is None else self._whole.refused
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Makes the optimizer as the Trainer does; it calls this when training begins, with the model that it trains."""
+        if self._whole is not None:
+            self._whole.close()
+            self._whole = None
+            del self.accelerator.clip_grad_norm_
+        wrap_in_place(self.model)
+        return super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Trains with one batch, and updates if it is the last one before an update. Returns the loss as the Trainer does."""
+        if self._whole is None:
+            self._whole = self._make_whole(model)
+        if self._whole.refused is not None:
+            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+        model.train()
+        self.optimizer.train()  # Accelerate's does nothing where PyTorch's has no such method
+        count = self.current_gradient_accumulation_steps
+        args, kwargs = self._arguments(self._prepare_inputs(inputs), num_items_in_batch, count)
+        loss = self._whole.train(count, self.accelerator.sync_gradients, *args, **kwargs)
+        if loss is None:
+            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+        return (loss / count).to(self.args.device)
+
+    def _arguments(self, inputs: Any, items: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the compiled step. It takes the mean of `count` batches' gradients, the Trainer their sum where the
+        loss is divided by the items of all of them."""
+        if not self._calls_model:
+            return (inputs, items), {}
+        if not self.model_accepts_loss_kwargs or items is None:
+            return (), dict(inputs)
+        ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        share = items if count * ranks == 1 else torch.as_tensor(items) / (count * ranks)
+        return (), {**inputs, "num_items_in_batch": share}
+
+    def _make_whole(self, model: torch.nn.Module) -> WholeStep:
+        computes = type(self).compute_loss is not transformers.Trainer.compute_loss
+        self._calls_model = not computes and self.label_smoother is None and self.compute_loss_func is None
+        plain = unwrapped(model)
+
+        def make(count: int) -> CompiledStep:
+            module = plain if self._calls_model else _ComputedLoss(self, plain, count)
+            return compile_step(module, None, optimizer, clip_norm=self.args.max_grad_norm or math.inf, accumulation_steps=count,
+                                **self._step_options)
+
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            return clip(*args, **kwargs) if whole.refused is not None else torch.tensor(whole.gradient_norm)
+
+        optimizer, clip = getattr(self.optimizer, "optimizer", self.optimizer), self.accelerator.clip_grad_norm_
+        whole = WholeStep(type(self).__name__, [optimizer], make, self._why_not())
+        self.accelerator.clip_grad_norm_ = clip_grad_norm_  # which the Trainer asks for the norm that it logs
+        return whole
+
+    def _why_not(self) -> Optional[str]:
+        """The argument that a compiled step does not allow; None if there is none."""
+        args, kind = self.args, self.accelerator.distributed_type
+        if kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+            return f"the Trainer's model is distributed by {kind.value.lower()}"
+        if args.n_gpu > 1:
+            return f"DataParallel over {args.n_gpu} GPUs: start a process for each"
+        if self.accelerator.scaler is not None:
+            return "fp16=True scales the loss in PyTorch; bf16=True does not"
+        if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
+            return f"optim={args.optim.value!r} updates in the backward"
+        if getattr(self.accelerator, "parallelism_config", None) is not None:
+            return "parallelism_config divides a batch or the model"
+        if args.torch_compile:
+            return "torch_compile=True gives the model to torch.compile"
+        if args.gradient_accumulation_steps > 1 and not has_length(self.callback_handler.train_dataloader):
+            return f"gradient_accumulation_steps={args.gradient_accumulation_steps} with a data set of unknown length"
+        return None
+
+
+class _ComputedLoss(torch.nn.Module):
+    """A Trainer's compute_loss() of its inputs, as a compiled step of `count` batches to one update takes the mean of it."""
+
+    def __init__(self, trainer: Any, model: torch.nn.Module, count: int) -> None:
+        super().__init__()
+        self.trainer, self.model, self.count = trainer, model, count
+
+    def forward(self, inputs: dict[str, Any], items: Any) -> torch.Tensor:
+        loss: torch.Tensor = self.trainer.compute_loss(self.model, dict(inputs), num_items_in_batch=items)
+        takes_mean = (not self.trainer.model_accepts_loss_kwargs or items is None) and self.trainer.compute_loss_func is None
+        return loss if takes_mean else loss * self.count
+
+
+class CaesuraTrainer(CaesuraMixin, transformers.Trainer):
+    """transformers.Trainer, training by caesura.compile_step() as CaesuraMixin says.
+
+    Args:
+        *args: Trainer's.
+        step_options: more arguments of compile_step(): masks, memory_budget, dynamic, threads, ranks.
+        **kwargs: Trainer's.
+
+    Raises:
+        TypeError: when training begins: `step_options` has a name that compile_step() does not take.
+        StrictError: within strict(), where training would go by wrap() and fuse().
+
+    Example::
+
+        trainer = caesura.integrations.transformers.CaesuraTrainer(model=model, args=arguments, train_dataset=data)
+        trainer.train()
+    """

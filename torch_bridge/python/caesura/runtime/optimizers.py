@@ -3,6 +3,7 @@
 
 import functools
 import inspect
+import math
 import weakref
 from dataclasses import dataclass, field
 
@@ -305,10 +306,11 @@ class Recipe:
         program.session.feed_coefficients(values)
         program.session.set_position(first, micro_steps)
 
-    def end(self, program, micro_steps: int, window) -> None:
-        """After a step of the program; `micro_steps` counts it."""
+    def end(self, program, micro_steps: int, window) -> float:
+        """After a step of the program; `micro_steps` counts it. Returns the norm of the last update's gradients, NaN without clipping."""
         if program.session.updates != program.updates():  # with "fp16" an update may not happen
             foreach_add_(program.counts(), 1)
+        return program.session.gradient_norm
 
 
 def _counts_of(optimizer) -> dict:
@@ -405,11 +407,12 @@ class Stepping:
     def begin(self, program, micro_steps: int) -> None:
         program.session.set_position(0, micro_steps % self.count)  # at 0 the session sets gradients, then it adds to them
 
-    def end(self, program, micro_steps: int, window) -> None:
-        """window: the parameters that have gradients since the last update; the others get None, as after
+    def end(self, program, micro_steps: int, window) -> float:
+        """As Recipe's. window: the parameters that have gradients since the last update; the others get None, as after
         zero_grad()."""
+        norm = math.nan
         if micro_steps % self.count:
-            return
+            return norm
         given = []
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
             parameter.grad = self.gradients.of(parameter) if id(parameter) in window else None
@@ -418,8 +421,9 @@ class Stepping:
         if self.count > 1:
             foreach_mul_([p.grad for p in given], 1 / self.count)
         if self.clip_norm:
-            torch.nn.utils.clip_grad_norm_(given, self.clip_norm)
+            norm = torch.nn.utils.clip_grad_norm_(given, self.clip_norm).item()
         self.optimizer.step()
+        return norm
 
 
 def describe_optimizer(optimizer, gradients, *, clip_norm, accumulation_steps, changing=None):

@@ -207,7 +207,9 @@ class StepProgram:
         owner = self.owner
         owner._keep_scaler(self.session)
         owner.micro_steps += 1
-        owner._recipe.end(self, owner.micro_steps, owner._window)
+        norm = owner._recipe.end(self, owner.micro_steps, owner._window)
+        if owner.micro_steps % owner.accumulation_steps == 0:
+            owner._gradient_norm = norm
         for counter, count in self.counted:
             counter.add_(count)
 

@@ -322,6 +322,11 @@ class TrainingSession(FallsBack):
         return self._session.memory
 
     @property
+    def gradient_norm(self) -> float:
+        """The global norm of the last update's gradients, before clipping. NaN before the first one, and with clip_norm=0."""
+        return self._session.gradient_norm
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the loss in the backward; 1 except with precision="fp16"."""
         return self._session.loss_scale
