@@ -85,7 +85,7 @@ def test_trains_as_the_documented_loop(steps):
 
 def test_bfloat16():
     plain, ours = Run(False, mixed_precision="bf16"), Run(True, mixed_precision="bf16")
-    assert ours.step.refused is None
+    assert "bf16" in ours.step.refused  # by wrap
     assert ours.losses == pytest.approx(plain.losses, rel=2e-2)  # 8 bits, 0.4%
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_is_no_program_trains_by_wrap():
             return self.last(x * 2 if x.sum() > 1e9 else x)
 
     plain = Run(False, net=Branches(), gradient_accumulation_steps=2)
-    with pytest.warns(caesura.FallbackWarning, match=r"compile_step in AcceleratedStep is not used: .*x.sum\(\) > 1e9"):
+    with pytest.warns(caesura.FallbackWarning, match="compile_step in AcceleratedStep is not used: the step cannot be one program"):
         ours = Run(True, net=Branches(), gradient_accumulation_steps=2)
     assert "one program" in ours.step.refused
     equal(ours, plain)

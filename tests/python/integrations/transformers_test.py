@@ -106,7 +106,7 @@ def test_bfloat16(tmp_path):
     plain, ours = (trainer(tmp_path, kind, bf16=True) for kind in (transformers.Trainer, CaesuraTrainer))
     plain.train()
     ours.train()
-    assert ours.refused is None
+    assert "bf16" in ours.refused  # by wrap
     for one, other in zip(logged(ours, "loss", "grad_norm"), logged(plain, "loss", "grad_norm"), strict=True):
         assert one == pytest.approx(other, rel=2e-2)  # 8 bits, 0.4%
 
@@ -168,7 +168,7 @@ def test_a_model_that_is_no_program_trains_by_wrap(tmp_path):
     plain, ours = (trainer(tmp_path, kind, Branches(), max_grad_norm=0.1) for kind in (transformers.Trainer, CaesuraTrainer))
     plain.train()
     caesura.reports.reset()
-    with pytest.warns(caesura.FallbackWarning, match=r"compile_step in CaesuraTrainer is not used: .*scores.sum\(\) > 1e9"):
+    with pytest.warns(caesura.FallbackWarning, match="compile_step in CaesuraTrainer is not used: the step cannot be one"):
         ours.train()
     assert "one program" in ours.refused
     equal(ours, plain)

@@ -243,11 +243,11 @@ def fall_back(problems: list[Problem]) -> None:
 
 def lose(part: str, why: str, effect: str, remedy: str) -> None:
     """Reports a part of caesura that this process does without: why, what that costs, and what the user can do. Each part
-    warns once."""
+    warns once for each reason."""
     text = f"{why}. {effect}. {remedy}"
     if _local.strict:
         _refuse(f"{part} is not used: {text}")
-    if part not in RECORD.lost:
+    if RECORD.lost.get(part) != text:
         RECORD.lost[part] = text
         warnings.warn_explicit(f"{part} is not used: {text}", FallbackWarning, *calling_line()[:2])
 

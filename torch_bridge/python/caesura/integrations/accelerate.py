@@ -20,7 +20,7 @@ __all__ = ["AcceleratedStep", "compile_step"]
 
 def compile_step(accelerator: Accelerator, model: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
                  optimizer: AcceleratedOptimizer, *, clip_norm: float = 0.0, **options: Any) -> "AcceleratedStep":
-    """Makes a step of caesura.compile_step() that accumulates, mixes precision and exchanges gradients as an Accelerator does.
+    """Makes a step of caesura.compile_step() that accumulates as an Accelerator does.
 
     It takes the place of accumulate(), forward, backward(), clip_grad_norm_(), optimizer.step() and zero_grad(). save_state() and
     load_state() stay: their files resume with or without it, and between the batches of an update where it is on both sides.
@@ -130,10 +130,12 @@ class AcceleratedStep:
     def _why_not(self) -> Optional[str]:
         """What a compiled step does not allow; None if there is nothing."""
         kind = self.accelerator.distributed_type
-        if kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        if kind != DistributedType.NO:
             return f"the model is distributed by {kind.value.lower()}"
         if self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
             return f"dynamo_backend={self.accelerator.state.dynamo_plugin.backend.value.lower()!r} gives the model to torch.compile"
         if self.accelerator.scaler is not None:
-            return "mixed_precision='fp16' scales the loss in PyTorch; 'bf16' does not"
+            return "mixed_precision='fp16' scales the loss in PyTorch"
+        if self.accelerator.native_amp:
+            return "mixed_precision='bf16' replaces the model's forward by one with autocast"
         return None

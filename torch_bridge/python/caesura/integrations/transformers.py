@@ -120,9 +120,7 @@ class CaesuraMixin:
             return (inputs, items), {}
         if not self.model_accepts_loss_kwargs or items is None:
             return (), dict(inputs)
-        ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-        share = items if count * ranks == 1 else torch.as_tensor(items) / (count * ranks)
-        return (), {**inputs, "num_items_in_batch": share}
+        return (), {**inputs, "num_items_in_batch": items if count == 1 else torch.as_tensor(items) / count}
 
     def _make_whole(self, model: torch.nn.Module) -> WholeStep:
         computes = type(self).compute_loss is not transformers.Trainer.compute_loss
@@ -145,12 +143,14 @@ class CaesuraMixin:
     def _why_not(self) -> Optional[str]:
         """The argument that a compiled step does not allow; None if there is none."""
         args, kind = self.args, self.accelerator.distributed_type
-        if kind not in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        if kind != DistributedType.NO:
             return f"the Trainer's model is distributed by {kind.value.lower()}"
         if args.n_gpu > 1:
             return f"DataParallel over {args.n_gpu} GPUs: start a process for each"
         if self.accelerator.scaler is not None:
-            return "fp16=True scales the loss in PyTorch; bf16=True does not"
+            return "fp16=True scales the loss in PyTorch"
+        if self.accelerator.native_amp:
+            return "bf16=True replaces the model's forward by one with autocast"
         if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
             return f"optim={args.optim.value!r} updates in the backward"
         if getattr(self.accelerator, "parallelism_config", None) is not None:
