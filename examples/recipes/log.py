@@ -55,6 +55,7 @@ class Log:
         _, values = self.of(score)
         bars = right.bar(["before", "after"], [values[0], values[-1]], color=["#c0c8d8", "#20457c"])
         right.bar_label(bars, fmt="%.3f")
+        right.margins(y=0.15)
         right.set(title=score)
         figure.savefig(self.folder / "curves.png", dpi=80)
         if self.writer:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains the model of onnx_topics.py without Python, with the options of the command in its docstring.
+// Trains the model of onnx_topics.py without Python, with the options of the command there.
 //
-//   train_topics FOLDER [STEPS]    reads FOLDER/model.onnx and FOLDER/train.npz, writes FOLDER/trained.onnx and
-//                                  FOLDER/log.csv; goes on from FOLDER/run.ckpt if it is there
+//   train_topics FOLDER [STEPS]    reads FOLDER/model.onnx and FOLDER/train.npz, writes
+//       FOLDER/trained.onnx and FOLDER/log.csv; goes on from FOLDER/run.ckpt if it is there
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -33,9 +33,10 @@ void Train(const std::string& folder, int64_t steps) {
   options.step.optimizer = AdamW{.learning_rate = 1e-4};
   options.step.clip_norm = 1.0;
   options.schedule.decay = PolynomialDecay{.steps = steps};
-  auto session = TrainingSession::Create(ReadModel(folder + "/model.onnx").value(), options).value();
+  auto session =
+      TrainingSession::Create(ReadModel(folder + "/model.onnx").value(), options).value();
   const std::string checkpoint = folder + "/run.ckpt";
-  if (std::filesystem::exists(checkpoint)) Check(session->Restore(checkpoint));
+  if (std::filesystem::exists(checkpoint)) session->Restore(checkpoint).value();
 
   std::ofstream log(folder + "/log.csv", std::ios::app);
   if (session->progress().updates == 0) log << "update,loss\n";
@@ -46,7 +47,7 @@ void Train(const std::string& folder, int64_t steps) {
     const int64_t update = session->progress().updates;
     log << update << ',' << loss << std::endl;
     bar.Update(update, "loss " + std::to_string(loss));
-    if (update % 25 == 0) Check(session->Save(checkpoint));
+    if (update % 10 == 0) Check(session->Save(checkpoint));
   }
   bar.Finish();
   Check(session->ExportModel(folder + "/trained.onnx"));
@@ -57,7 +58,7 @@ void Train(const std::string& folder, int64_t steps) {
 int main(int argc, char** argv) {
   if (argc < 2 || argc > 3) return std::fprintf(stderr, "usage: train_topics FOLDER [STEPS]\n"), 2;
   try {
-    Train(argv[1], argc == 3 ? std::atoll(argv[2]) : 100);
+    Train(argv[1], argc == 3 ? std::atoll(argv[2]) : 40);
   } catch (const std::exception& error) {
     return std::fprintf(stderr, "train_topics: %s\n", error.what()), 1;
   }

@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -160,7 +159,7 @@ def test_onnx_topics(weights, bert, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (RECIPES / "onnx_topics.py").read_text()
     succeed(tmp_path, "onnx_topics", "export", "topics", *(["--model", bert] if weights == "tiny" else []), "--classes", 4)
-    command = text[text.index("    caesura train"):text.index("  again after")].replace("\\\\\n", " ").replace("--steps 100", "--steps 4")
+    command = text[text.index("    caesura train"):text.index("  again after")].replace("\\\\\n", " ").replace("--steps 40", "--steps 4")
     subprocess.run([COMMAND, *command.split()[1:]], check=True, capture_output=True)
     trained = pathlib.Path("topics/trained.onnx").read_bytes()
     if program := shutil.which("train_topics"):
