@@ -70,7 +70,7 @@ def say(tokenizer, model, some):
     for function in some:
         ids = tokenizer(tokenizer.apply_chat_template(question(function), add_generation_prompt=True, tokenize=False), return_tensors="pt")
         written = model.generate(**ids, max_new_tokens=24, do_sample=False)[0, ids.input_ids.shape[1]:]
-        print(f"  {function.signature}: {' '.join(tokenizer.decode(written, skip_special_tokens=True).split())}")
+        print(f"  {function.signature} {' '.join(tokenizer.decode(written, skip_special_tokens=True).split())}")
     model.train()
 
 
