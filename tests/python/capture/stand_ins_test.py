@@ -80,6 +80,99 @@ def test_layers_dropped_with_probability_0_are_no_branch():
         caesura.wrap(dropping)(x)
 
 
+class Product(torch.autograd.Function):
+    """(a b) (c d), element by element, with a gradient written out, as PEFT's LoHa has it."""
+
+    @staticmethod
+    def forward(ctx, a, b, c, d, scale=torch.tensor(1)):  # noqa: B008
+        ctx.save_for_backward(a, b, c, d, scale)
+        return (a @ b) * (c @ d) * scale
+
+    @staticmethod
+    def backward(ctx, dy):
+        a, b, c, d, scale = ctx.saved_tensors
+        dy = dy * scale
+        first, second = dy * (c @ d), dy * (a @ b)
+        return first @ b.T, a.T @ first, second @ d.T, c.T @ second, None
+
+
+class Hadamard(torch.nn.Module):
+    """A frozen layer and a product beside it, which is dropped at random: PEFT's LoHa."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.base, self.dropout = torch.nn.Linear(4, 6).requires_grad_(False), dropout
+        self.factors = torch.nn.ParameterList(torch.randn(shape) / 2 for shape in ((6, 2), (2, 4)) * 2)
+
+    def forward(self, x):
+        y = self.base(x)
+        if (not self.training) or (self.training and torch.rand(1) > self.dropout):
+            y = y + torch.nn.functional.linear(x, Product.apply(*self.factors, torch.tensor(0.5)))
+        return y.square().mean()
+
+
+class Decomposed(torch.nn.Module):
+    """A frozen layer whose rows have a learned length, and a product beside it: PEFT's DoRA."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.known = torch.nn.Linear(4, 6).requires_grad_(False), {}
+        self.a, self.b = torch.nn.Linear(4, 2, bias=False), torch.nn.Linear(2, 6, bias=False)
+        self.length = torch.nn.Parameter(torch.linalg.norm(self.base.weight, dim=1) * 1.5)
+
+    def forward(self, x):
+        self.known.clear()
+        if type(self.base.weight).__module__.startswith("torchao.") or type(self.base.weight).__name__.upper() != "PARAMETER":
+            raise NotImplementedError
+        added = self.b(self.a(torch.eye(4))).T
+        norm = torch.linalg.norm(self.base.weight + 2 * added.detach(), dim=1).detach()
+        scale = (self.length / norm).view(1, -1)
+        y = self.base(x)
+        return (y + (scale - 1) * (y - self.base.bias) + scale * self.b(self.a(x)) * 2).square().mean()
+
+
+@pytest.mark.parametrize("make", [Hadamard, Decomposed])
+def test_adapters_as_peft_has_them(make):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(3, 4)
+    other, wrapped, trained = copy.deepcopy(module), copy.deepcopy(module), [p for p in module.parameters() if p.requires_grad]
+    first, second = (torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=0.05) for m in (module, other))
+    step = caesura.compile_step(other, None, second)
+    with caesura.strict():
+        caesura.wrap(wrapped)(x).backward()
+    losses = []
+    for turn in range(3):
+        first.zero_grad()
+        loss = module(x)
+        loss.backward()
+        if turn == 0:
+            torch.testing.assert_close([p.grad for p in wrapped.parameters() if p.requires_grad], [p.grad for p in trained])
+        first.step()
+        losses.append(loss.item())
+    with caesura.strict():
+        torch.testing.assert_close([step(x).item() for _ in range(3)], losses, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(other.parameters(), module.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_that_are_dropped_at_random_are_a_branch():
+    torch._dynamo.reset()
+    module = Hadamard(dropout=0.5)
+    with pytest.raises(caesura.StepRefused, match=r"a Python branch over a tensor's value.*\n.*torch\.rand\(1\) > self\.dropout"):
+        caesura.compile_step(module, None, torch.optim.SGD(module.factors.parameters(), lr=0.1))(torch.randn(3, 4))
+
+
+def test_several_draws_are_no_decision():
+    class Several(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).sum() if torch.rand(2) > 0.0 else x.sum()
+
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        caesura.wrap(Several(4, 4))(torch.ones(2, 4))
+
+
 def test_lists_of_constants():
     class Overlap(torch.nn.Module):
         def __init__(self):

@@ -79,6 +79,7 @@ _PRIVATE = {
     # Dynamo's classes for traced values (capture/polyfills.py).
     "build_checkpoint_variable": "torch._dynamo.utils.build_checkpoint_variable",
     "ConstantVariable": "torch._dynamo.variables.ConstantVariable",
+    "GetAttrVariable": "torch._dynamo.variables.GetAttrVariable",  # an attribute that Dynamo has not looked into
     "GuardBuilder": "torch._dynamo.guards.GuardBuilder",
     "SideEffects": "torch._dynamo.side_effects.SideEffects",
     "TensorVariable": "torch._dynamo.variables.TensorVariable",
@@ -128,7 +129,8 @@ _PARTS = (
     "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
     "torch._dynamo.pgo._CODE_STATE", "torch._dynamo.side_effects.SideEffects.store_attr",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break", "torch._dynamo.symbolic_convert.get_funcname",
-    "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.TensorVariable.as_python_constant",
+    "torch._dynamo.symbolic_convert.trace_call_log", "torch._dynamo.variables.GetAttrVariable.call_method",
+    "torch._dynamo.variables.TensorVariable.as_python_constant",
     "torch._dynamo.variables.TensorVariable.call_method", "torch._dynamo.variables.TensorVariable.method_detach_",
     "torch._dynamo.variables.TensorVariable.method_tolist", "torch._dynamo.variables.TensorVariable.synchronize_attributes",
     "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",

@@ -16,8 +16,8 @@ from torch.nn import SyncBatchNorm
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import foreach, frames
-from caesura.capture.compat import (BatchNorm, ConstantVariable, GuardBuilder, SideEffects, TensorVariable, UserFunctionVariable,
-                                    VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
+from caesura.capture.compat import (BatchNorm, ConstantVariable, GetAttrVariable, GuardBuilder, SideEffects, TensorVariable,
+                                    UserFunctionVariable, VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
                                     dynamo_config, fake_implementations, global_decomposition_table, seeing, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
@@ -100,11 +100,13 @@ _as_python_constant = TensorVariable.as_python_constant
 
 
 def _as_constant(variable):
-    """`torch.rand([]) < 0.0` is False: layers that are dropped with probability 0 (transformers') are no branch."""
+    """`torch.rand([]) < 0.0` is False, and `torch.rand(1) > 0.0` is True: layers that are dropped with probability 0 (transformers',
+    PEFT's adapters) are no branch."""
     node = variable.proxy.node
-    if node.target is operator.lt and getattr(node.args[0], "target", None) is torch.rand:
+    is_more = {operator.lt: False, operator.gt: True}.get(node.target)
+    if is_more is not None and getattr(node.args[0], "target", None) is torch.rand and node.meta["example_value"].numel() == 1:
         if isinstance(node.args[1], (int, float)) and node.args[1] <= 0:
-            return False
+            return is_more
     return _as_python_constant(variable)
 
 
@@ -117,6 +119,17 @@ def _to_list(variable, tx):
     if node.target is torch.arange and not node.kwargs and all(type(a) is int for a in node.args):
         return VariableTracker.build(tx, list(range(*node.args)))
     return _tolist(variable, tx)
+
+
+_call_attribute = GetAttrVariable.call_method
+
+
+def _call_name(variable, tx, name, args, kwargs):
+    """`type(weight).__module__.startswith("torch.")` (PEFT's DoRA): Dynamo has the name of a class of PyTorch's as a constant, and
+    calls none of its methods."""
+    if variable.name in ("__module__", "__name__", "__qualname__") and variable.is_python_constant():
+        return ConstantVariable.create(variable.as_python_constant()).call_method(tx, name, args, kwargs)
+    return _call_attribute(variable, tx, name, args, kwargs)
 
 
 _RESHAPING = {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
@@ -231,6 +244,7 @@ def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
         changes.enter_context(mock.patch.object(SideEffects, "store_attr", _store_now))
         changes.enter_context(mock.patch.object(TensorVariable, "call_method", _call_and_look_again))
+        changes.enter_context(mock.patch.object(GetAttrVariable, "call_method", _call_name))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
         changes.enter_context(_faking())
