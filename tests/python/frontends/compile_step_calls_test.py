@@ -232,3 +232,43 @@ def test_a_step_goes_when_nobody_holds_it():
     torch._dynamo.reset()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("call", [lambda step, x, y: step(x, target=y), lambda step, x, y: step(target=y, x=x)], ids=["last", "keywords"])
+def test_a_target_by_keyword(call, tmp_path):
+    first, second = pair(Net())
+    data = batches(4)
+    expected = eager(*first, data)
+    torch.testing.assert_close([call(second[2], *batch).item() for batch in data], expected, rtol=1e-4, atol=1e-6)
+    same(second[0], first[0])
+    assert len(second[2]._programs) == len(second[2]._calls) == 1
+    loss, scores = call(second[2].evaluate, *data[0])
+    torch.testing.assert_close(loss, F.cross_entropy(scores, data[0][1]))
+    call(lambda *args, **kwargs: second[2].export(tmp_path, *args, **kwargs), *data[0])
+    session = caesura.TrainingSession.open(tmp_path)
+    assert session.step({"x": data[0][0], "target": data[0][1]}) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_a_call_without_a_target_is_refused_in_a_sentence():
+    step = pair(Net())[1][2]
+    (x, y), = batches(1)
+    for call in (step, step.plan, step.evaluate):
+        with pytest.raises(TypeError, match=r"has none: hand it over .*step\(\.\.\., target=\.\.\.\); got the keywords x, labels\. If"):
+            call(x=x, labels=y)
+    with pytest.raises(TypeError, match="got no arguments"):
+        step()
+
+
+def test_a_keyword_that_the_forward_has_is_the_forwards():
+    class Shifted(Net):
+        def forward(self, x, target=0.0):
+            return super().forward(x) + target
+
+    module = Shifted()
+    step = caesura.compile_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), lr=0.1))
+    (x, y), = batches(1)
+    shift = torch.arange(4.0)
+    expected = F.cross_entropy(module(x, shift), y).item()
+    assert step(x, y, target=shift).item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(TypeError, match=r"the last argument, step\(inputs, target\); got the keywords x, target"):
+        step(x=x, target=shift)

@@ -17,13 +17,33 @@ def leaves(args, kwargs) -> dict:
     return found
 
 
-def input_names(module, has_target, args, kwargs) -> dict:
-    """id of each tensor among a step's inputs to a name: the forward's own parameter names, "target" for the loss's, which is
-    the last of `args` if `has_target`."""
-    named = dict(kwargs)
-    if has_target:
-        args, named["target"] = args[:-1], args[-1]
-    named.update(zip(inspect.signature(module.forward).parameters, args))
+def forward_has_target(module) -> bool:
+    """True if `target` among a step's keywords is the forward's, not the loss's."""
+    return "target" in inspect.signature(module.forward).parameters
+
+
+def take_target(is_forwards: bool, args, kwargs) -> tuple:
+    """A step's arguments apart: (the forward's, the forward's keywords, the loss's target). is_forwards: forward_has_target(). Raises
+    TypeError if there is no target."""
+    if "target" in kwargs and not is_forwards:
+        kwargs = dict(kwargs)
+        target = kwargs.pop("target")
+        return args, kwargs, target
+    if not args:
+        raise TypeError("the step's loss function compares with a target, and the call has none: hand it over as the last argument, "
+                        f"step(inputs, target){'' if is_forwards else ', or by keyword, step(..., target=...)'}; got "
+                        f"{'the keywords ' + ', '.join(kwargs) if kwargs else 'no arguments'}. If the module returns its loss itself: "
+                        "compile_step(module, None, optimizer)")
+    return args[:-1], kwargs, args[-1]
+
+
+def input_names(step, args, kwargs) -> dict:
+    """id of each tensor among a step's inputs to a name: the forward's own parameter names, "target" for the loss's."""
+    target = None
+    if step.loss_fn is not None:
+        args, kwargs, target = take_target(step._forward_has_target, args, kwargs)
+    named = kwargs | ({} if target is None else {"target": target})
+    named.update(zip(inspect.signature(step.module.forward).parameters, args))
     found = {}
     for path, leaf in tree_leaves_with_path(named):
         if isinstance(leaf, torch.Tensor):

@@ -24,7 +24,7 @@ from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
-from caesura.capture.sources import leaves, mark_changing, placed, tensors_of, tensors_of_step, unplaced
+from caesura.capture.sources import forward_has_target, leaves, mark_changing, placed, take_target, tensors_of, tensors_of_step, unplaced
 from caesura.errors import Error, StepRefused
 from caesura.frontends.export import Exported
 from caesura.frontends.measured import Measured
@@ -82,8 +82,9 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
     Args:
         module: the module, on the CPU or on one NVIDIA GPU. Its parameters become contiguous (channels_last does not stay).
             With DTensors (parallelize_module) each rank trains its parts.
-        loss_fn: called as ``loss_fn(module(*args[:-1], **kwargs), args[-1])``. None if the module takes all arguments and
-            returns its loss: a scalar, or an object or dict with `loss`.
+        loss_fn: called as ``loss_fn(module(*args, **kwargs), target)``, where the target is the step's last argument, or its
+            keyword ``target`` if the forward has no such parameter. None if the module takes all arguments and returns
+            its loss: a scalar, or an object or dict with `loss`.
         optimizer: the optimizer of the parameters to train. Those of torch.optim become part of the program (LBFGS and
             SparseAdam are refused). Their state stays in optimizer.state, so state_dict(), load_state_dict() and
             schedulers work as always, and changed rates, betas, momentum and decay count from the next call. For any
@@ -126,8 +127,8 @@ def compile_step(module: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any],
 class CompiledStep(Suspendable, Ranked, Measured, Exported):
     """A compiled training step; compile_step() makes it. Its methods have the names of a TrainingSession's.
 
-    A call takes the module's arguments, and the target last if there is a loss function. It returns the loss before the
-    update, a scalar tensor without a gradient. There is no zero_grad(), backward() or optimizer.step() to call;
+    A call takes the module's arguments, and the target last (or as ``target=...``) if there is a loss function. It returns
+    the loss before the update, a scalar tensor without a gradient. There is no zero_grad(), backward() or optimizer.step() to call;
     inputs get no gradients. An argument may be a NumPy array where the forward or the loss function makes a tensor of
     it.
 
@@ -135,6 +136,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
 
     Raises:
         StepRefused: from a call that cannot be captured; nothing has changed.
+        TypeError: from a call without a target, where there is a loss function.
 
     Example::
 
@@ -167,6 +169,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self.clip_norm, self.accumulation_steps, self.threads = clip_norm, accumulation_steps, threads
         self.precision, self.memory_budget, self.dynamic, self.masks = precision, memory_budget, dynamic, masks
         self._recipe, self._gradients = None, Gradients()
+        self._forward_has_target = forward_has_target(module)
         self._programs = []
         self._inputs: Any = None
         self._ran: Any = None
@@ -260,7 +263,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             out = self.module(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else getattr(out, "loss", None)
         else:
-            loss = self.loss_fn(self.module(*args[:-1], **kwargs), args[-1])
+            args, kwargs, target = take_target(self._forward_has_target, args, kwargs)
+            loss = self.loss_fn(self.module(*args, **kwargs), target)
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"the loss must be a tensor, returned or in `loss` of what is returned, and is a {type(loss).__name__}")
         # The clone separates the loss from other values. Dynamo needs the detach to return it after a requires_grad_().
@@ -430,7 +434,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             raise
         program, _, counters, _ = self._ran
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
-        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__}), None  # it is ours
+        traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__, take_target.__code__}), None  # they are ours
         has_key = key is not None and places is not None and program.is_kept and not counters
         if has_key:
             before, key = key.text, self._key(args, kwargs)

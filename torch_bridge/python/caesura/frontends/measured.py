@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from caesura.capture.sources import take_target
 from caesura.frontends.suspendable import put_option
 from caesura.frontends.wrap import wrap
 from caesura.reports import recorded, write_page
@@ -23,6 +24,7 @@ class Measured:
     optimizer: torch.optim.Optimizer
     accumulation_steps: int
     dynamic: bool | None
+    _forward_has_target: bool
     _programs: list[StepProgram]
     _calls: list[Any]
     _capture_call: Callable[[tuple[Any, ...], dict[str, Any]], Captured]
@@ -55,12 +57,15 @@ class Measured:
         parts = [(part, part.training) for root in roots for part in root.modules()]
         if self._evaluated is None:
             self._evaluated = wrap(self.module, dynamic=self.dynamic)
+        target = None
+        if self.loss_fn is not None:
+            args, kwargs, target = take_target(self._forward_has_target, args, kwargs)
         try:
             for part, _ in parts:
                 part.training = False
-            output = self._evaluated(*(args if self.loss_fn is None else args[:-1]), **kwargs)
+            output = self._evaluated(*args, **kwargs)
             if self.loss_fn is not None:
-                return self.loss_fn(output, args[-1]), output
+                return self.loss_fn(output, target), output
         finally:
             for part, mode in parts:
                 part.training = mode

@@ -311,7 +311,7 @@ class CapturedStep(StepProgram):
         owner = self.owner
         tensors = [(i, n, v) for i, (n, v) in enumerate(zip(self.placeholders, values)) if isinstance(v, torch.Tensor)]
         recipe = owner._recipe
-        inputs = input_names(owner.module, owner.loss_fn is not None, *owner._inputs)
+        inputs = input_names(owner, *owner._inputs)
         name_of = {id(v): owner._names.get(id(v)) or inputs.get(id(v)) or f"input_{i}" for i, _, v in tensors}
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)
