@@ -47,7 +47,7 @@ PROMISES = {
         ("`regroup` with another number of ranks is refused, too: save, and go on", "OrderedRanks.AnotherNumberOfRanksOrShardsIsRefused"),
         ("They have the same bits where the communicator sums in the same order", "Shards.GiveTheBitsOfUndividedState"),
         ("Clipping and a scaled loss go by the sum of all parts' norms", "Shards.ClippingAndAScaledLoss"),
-        ("is known before the first step: `session.memory`", "Shards.MemoryIsToldBeforeTheFirstStepAndKept"),
+        ("is known before the first step: `session.memory(feeds)`", "Shards.MemoryIsToldBeforeTheFirstStepAndKept"),
         ("`shard=2`, ZeRO's second stage, divides these, too", "Shards.DividedAccumulators"),
         ("each rank learns whether it is there", "Shards.AFileThatCannotBeWrittenIsAnErrorOnAllRanks"),
         ("so any number of ranks restores it, with or without `shard=1`", "Shards.AnyNumberOfRanksReadsACheckpoint"),

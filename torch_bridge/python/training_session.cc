@@ -351,6 +351,12 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
            [](TrainingSession& session, const std::string& name, nb::handle array) {
              Check(session.parameters().Bind(name, Writable(name, array)));
            })
+      .def("step_memory",
+           [](TrainingSession& session, nb::dict arrays) {
+             const StepMemory memory = Unwrap(session.MemoryOf(FeedsOf(arrays)));
+             return nb::make_tuple(memory.kept.parameters, memory.kept.gradients,
+                                   memory.kept.optimizer_state, memory.arena, memory.peak);
+           })
       .def_prop_ro("memory",
                    [](const TrainingSession& session) {
                      const RankMemory memory = session.Memory();

@@ -261,11 +261,12 @@ Result<std::shared_ptr<const ExecutionPlan>> RunPlan(const DimBindings& bindings
   return ExecutionPlan::Create(copy.graph, feeds, providers, WithSubgraphs({}, providers));
 }
 
-// The plan of a step: forward, loss, backward, update.
-Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& options,
-                                                      const DimBindings& bindings,
-                                                      const Model& model,
-                                                      const ProviderList& providers) {
+// Prints the memory of a step: forward, loss, backward, update. Gives its plan.
+Result<std::shared_ptr<const ExecutionPlan>> PrintStepMemory(Findings& out,
+                                                             const InspectOptions& options,
+                                                             const DimBindings& bindings,
+                                                             const Model& model,
+                                                             const ProviderList& providers) {
   TrainingOptions training;
   if (options.step) {
     training.step = *options.step;
@@ -282,7 +283,19 @@ Result<std::shared_ptr<const ExecutionPlan>> StepPlan(const InspectOptions& opti
   NamedValues feeds;
   for (size_t i = 0; i < inputs.size(); ++i)
     feeds[inputs[i]->name()] = Tensor::Zeros(specs[i].dtype, specs[i].shape);
-  return session->runs().Plan(feeds);
+  ASSIGN_OR_RETURN(const auto plan, session->runs().Plan(feeds));
+  ASSIGN_OR_RETURN(const StepMemory memory, session->MemoryOf(feeds));
+  constexpr const char* kTitle = "memory of a training step";
+  PrintMemory(out, kTitle, *plan);
+  out.Print("  of it\n  %-22s %10s\n  %-22s %10s  within what is between\n  %-22s %10s\n",
+            "trained parameters", Bytes(memory.kept.parameters).c_str(), "gradients",
+            Bytes(memory.kept.gradients).c_str(), "optimizer state",
+            Bytes(memory.kept.optimizer_state).c_str());
+  out.json[kTitle]["trained_parameters"] = memory.kept.parameters;
+  out.json[kTitle]["gradients"] = memory.kept.gradients;
+  out.json[kTitle]["optimizer_state"] = memory.kept.optimizer_state;
+  out.json[kTitle]["peak"] = memory.peak;
+  return plan;
 }
 
 // The memory of a run; that of a training step, too, of an exported step or where the user names
@@ -299,8 +312,7 @@ Status PrintPlans(Findings& out, const InspectOptions& options, const Model& mod
     out.json["plan"] = text;
   };
   if (!options.train.has_loss) return print_plan(*run), Status();
-  ASSIGN_OR_RETURN(const auto step, StepPlan(options, bindings, model, providers));
-  PrintMemory(out, "memory of a training step", *step);
+  ASSIGN_OR_RETURN(const auto step, PrintStepMemory(out, options, bindings, model, providers));
   return print_plan(*step), Status();
 }
 

@@ -101,6 +101,13 @@ struct RankMemory {
   size_t total() const { return parameters + gradients + optimizer_state; }
 };
 
+// Bytes that a step with feeds of some size takes.
+struct StepMemory {
+  RankMemory kept;   // its gradients lie in the arena, except sums over micro-steps
+  size_t arena = 0;  // activations, gradients and workspaces
+  size_t peak = 0;   // the arena, and all beside it: the model, optimizer state, feeds, results
+};
+
 // The options of a TrainingSession: the step, its schedule, its providers and the answers to
 // failures. Create copies them; a change afterwards has no effect.
 struct TrainingOptions {

@@ -113,6 +113,16 @@ Result<double> TrainingSession::Accumulate(const NamedValues& feeds,
 
 RankMemory TrainingSession::Memory() const { return ranks_->Memory(); }
 
+Result<StepMemory> TrainingSession::MemoryOf(const NamedValues& feeds) {
+  ASSIGN_OR_RETURN(const SharedPlan plan, runs_->Plan(feeds));
+  StepMemory memory{.kept = Memory(), .arena = plan->arena_bytes(), .peak = plan->arena_bytes()};
+  for (const PlannedBuffer& buffer : plan->buffers()) {
+    if (buffer.kind != PlannedBuffer::Kind::kArena) memory.peak += buffer.bytes;
+  }
+  if (options_.undo) memory.peak += memory.kept.parameters + memory.kept.optimizer_state;
+  return memory;
+}
+
 Status TrainingSession::Save(const std::string& path, CheckpointProperties properties) const {
   return SaveSession({*parameters_, *progress_, *ranks_, *runs_}, path, std::move(properties));
 }

@@ -99,6 +99,9 @@ class TrainingSession {
   // The memory that this rank keeps; it is known before the first step. Activations are not among
   // it.
   RankMemory Memory() const;
+  // The memory of a step with feeds of these dtypes and shapes; nothing runs. Fails as
+  // StepRuns::Plan does.
+  Result<StepMemory> MemoryOf(const NamedValues& feeds);
 
   // Parameters, statistics, frozen values that were set, optimizer state, schedule position,
   // random counters, and the step that waits. After a crash at any moment the file is the one saved

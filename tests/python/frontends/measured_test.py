@@ -42,12 +42,15 @@ def test_what_a_step_tells_of_itself():
     module, optimizer, step = make(accumulation_steps=2)
     before, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     assert repr(step) == "CompiledStep(Sequential, AdamW: 0 programs, 0 updates)"
-    with pytest.raises(ValueError, match="the memory is not known yet"):
-        _ = step.memory
     text, arena_bytes = plan = step.plan(*BATCH)
     assert str(plan) == text and f"arena {arena_bytes} bytes" in text and arena_bytes > 0
     parameters = sum(p.numel() * 4 for p in module.parameters())
-    assert step.memory["optimizer_state"] == 2 * parameters
+    memory = step.memory(*BATCH)
+    assert memory.optimizer_state == 2 * parameters and memory.gradients == 2 * parameters  # of a batch, and their sum over two
+    assert memory.arena == arena_bytes and memory.parameters == parameters + 2 * 8 * 4  # and the norm's statistics
+    kept = memory.parameters + memory.optimizer_state + parameters + arena_bytes + sum(t.nbytes for t in BATCH)
+    assert kept <= memory.peak <= kept + 256  # the loss, the rate, the seed
+    assert str(memory).splitlines()[-1].split() == ["peak", f"{memory.peak / 1e6:.3f}", "MB"]
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values()))
     assert torch.equal(random, torch.get_rng_state()) and step.updates == 0
     losses = [step.step(*BATCH) for _ in range(4)]

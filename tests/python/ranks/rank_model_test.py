@@ -111,7 +111,7 @@ def memory_of_sessions(rank):
         model.graph.initializer.append(onnx.numpy_helper.from_array(numpy.zeros((512, 512), numpy.float32), name))
     for kind, options in (("all_reduce", {}), ("all_reduce", {"exchange_dtype": "bf16"}), ("shard", {"shard": 1}),
                           ("logical_shards", {"logical_shards": 2})):
-        told = caesura.TrainingSession(model.SerializeToString(), loss="mse", ranks=caesura.Ranks(**options)).memory
+        told = caesura.TrainingSession(model.SerializeToString(), loss="mse", ranks=caesura.Ranks(**options))._session.memory
         exchange = Exchange(kind, gradient_bytes=2 if "exchange_dtype" in options else 4)
         expected = rank_steps.state_bytes(exchange, 3 * 512 * 512, ranks=2)
         assert sum(told.values()) == pytest.approx(expected, rel=1e-3), (kind, told)

@@ -325,7 +325,7 @@ def shards(rank, path):
     trained = {}
     for shard in (0, 1):
         session = caesura.TrainingSession(path, optimizer=caesura.optim.AdamW(lr=0.01), ranks=caesura.Ranks(shard=shard))
-        told = session.memory
+        told = session._session.memory
         losses = [session.step(dict(zip(("x", "target"), (t.numpy() for t in _batch(Net, rank, step))))) for step in range(4)]
         trained[shard] = losses, torch.from_numpy(session.parameters()["w"]), told
     assert trained[0][0] == trained[1][0]

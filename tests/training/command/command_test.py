@@ -126,6 +126,7 @@ def test_inspect(tmp_path):
     assert "give --dim batch=..." in run("inspect", tmp_path / "net.onnx", "--plan", expect=1).stderr
     step = run("inspect", tmp_path / "net.onnx", "--dim", "batch=5", "--loss", "mse", "--plan").stdout
     assert "memory of a training step" in step and "AdamW" in step
+    assert [line.split()[-2:] for line in step.splitlines() if "optimizer state" in line] == [["96", "B"]]  # two of each weight
     assert "cannot be opened" in run("inspect", tmp_path / "none.onnx", expect=1).stderr
 
 

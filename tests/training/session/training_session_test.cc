@@ -116,6 +116,14 @@ TEST(TrainingSessionTest, TellsBytesBeforeAStep) {
   const RankMemory memory = session->Memory();
   EXPECT_EQ(memory.parameters, 4 * sizeof(float));
   EXPECT_EQ(memory.optimizer_state, 0u);
+  const StepMemory step = session->MemoryOf(Batch(1)).value();
+  EXPECT_EQ(step.kept.parameters, memory.parameters);
+  EXPECT_EQ(step.arena, bytes);
+  size_t feeds = 0;
+  for (const auto& [name, value] : Batch(1)) feeds += value.tensor().bytes();
+  EXPECT_GE(step.peak, bytes + memory.parameters + feeds);
+  EXPECT_LE(step.peak, bytes + memory.parameters + feeds + 64);  // the loss, the rate
+  EXPECT_EQ(session->MemoryOf({}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(session->runs().StepBytes({}).status().code(), StatusCode::kInvalidArgument);
 }
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from caesura.sessions.onnx_module import OnnxOutputs
     from caesura.sessions.split import ForwardRun
 
-__all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Masks", "Model", "OnFailure", "OnnxOutputs", "Path",
-           "Plan", "Precision", "Properties", "Providers", "Schedule", "Stats", "TrainingPart"]
+__all__ = ["Array", "Commit", "CompiledStep", "DType", "Feeds", "ForwardRun", "Loss", "Masks", "Memory", "Model", "OnFailure",
+           "OnnxOutputs", "Path", "Plan", "Precision", "Properties", "Providers", "Schedule", "Stats", "TrainingPart"]
 
 Path = Union[str, "os.PathLike[str]"]
 Model = Union[str, "os.PathLike[str]", bytes, "onnx.ModelProto"]  # a file's path, its bytes, or the model
@@ -41,6 +41,32 @@ def __getattr__(name: str) -> Any:
     if name not in _ELSEWHERE:
         raise AttributeError(f"module 'caesura.typing' has no attribute '{name}'")
     return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+
+
+class Memory(NamedTuple):
+    """The bytes that a training step takes, known before the first one; print() shows them in MB.
+
+    Attributes:
+        parameters: those that the step trains, and its running statistics.
+        gradients: of one update. They lie in the arena, except sums over the batches of an update.
+        optimizer_state: what the optimizer keeps; of this rank, where the ranks divide it.
+        arena: activations, gradients and workspaces.
+        peak: the arena and all beside it: parameters (frozen ones, too), optimizer state, the batch and what is handed out.
+
+    Example::
+
+        memory = step.memory(inputs, targets)
+        print(memory, memory.peak)
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    arena: int
+    peak: int
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name.replace('_', ' '):16}{count / 1e6:12,.3f} MB" for name, count in self._asdict().items())
 
 
 class Plan(NamedTuple):

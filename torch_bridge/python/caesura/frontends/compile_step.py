@@ -141,7 +141,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
     Example::
 
         loss = step(inputs, targets)
-        print(float(loss), step.updates, step.memory)
+        print(float(loss), step.updates, step.learning_rate)
     """
 
     _differing: Any  # of the extension: the program of a call that was not done, as the ranks' calls differ

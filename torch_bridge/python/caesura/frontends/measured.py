@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a compiled step that report on it: plan(), memory, evaluate() and report()."""
+"""The methods of a compiled step that report on it: plan(), memory(), evaluate() and report()."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from caesura.frontends.suspendable import put_option
 from caesura.frontends.wrap import wrap
 from caesura.reports import recorded, write_page
 from caesura.runtime.step_program import Captured, StepProgram
-from caesura.typing import Path, Plan
+from caesura.typing import Memory, Path, Plan
 
 
 class Measured:
@@ -90,23 +90,34 @@ class Measured:
 
             print(step.plan(inputs, targets).arena_bytes)
         """
-        captured = self._capture_call(args, kwargs)
-        with torch.random.fork_rng([]):
-            return Plan(*captured.program.session.plan(captured.program.feeds_of(captured.values)))
+        return Plan(*self._of_session("plan", args, kwargs))
 
-    @property
-    def memory(self) -> dict[str, int]:
-        """The bytes that this rank keeps: "parameters", "gradients" and "optimizer_state". Activations are not among them. It is
-        known after the first call, plan() or restore().
+    def memory(self, *args: Any, **kwargs: Any) -> Memory:
+        """Tells the bytes that a step with such inputs takes, and captures its program if necessary. Nothing runs and nothing
+        changes. With other ranks, all call it.
+
+        Args:
+            *args: inputs as for a call of the step. They only tell dtypes and shapes.
+            **kwargs: likewise.
+
+        Returns:
+            Memory: parameters, gradients, optimizer state, arena and peak.
 
         Raises:
-            ValueError: there was none of these yet.
+            StepRefused: no program can be captured for these inputs.
+            MemoryError: the least memory of a step is above `memory_budget`.
+
+        Example::
+
+            print(step.memory(inputs, targets))
         """
-        opened = [program for program in self._programs if program.session is not None]
-        if not opened:
-            raise ValueError("the memory is not known yet: call the step, or plan()")
-        memory: dict[str, int] = opened[-1].session.memory
-        return memory
+        return Memory(*self._of_session("step_memory", args, kwargs))
+
+    def _of_session(self, method: str, args: Any, kwargs: Any) -> Any:
+        """What a method of the session's tells of a step with such inputs."""
+        captured = self._capture_call(args, kwargs)
+        with torch.random.fork_rng([]):
+            return getattr(captured.program.session, method)(captured.program.feeds_of(captured.values))
 
     @property
     def updates(self) -> int:

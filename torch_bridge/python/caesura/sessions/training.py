@@ -13,8 +13,8 @@ from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
 from caesura.sessions.values import from_value, holds_torch, model_source, to_value
-from caesura.typing import (Array, Commit, Feeds, Loss, Model, OnFailure, Path, Plan, Precision, Properties, Providers, Schedule,
-                            TrainingPart)
+from caesura.typing import (Array, Commit, Feeds, Loss, Memory, Model, OnFailure, Path, Plan, Precision, Properties, Providers,
+                            Schedule, TrainingPart)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -315,13 +315,6 @@ class TrainingSession(FallsBack):
         return self._session.updates
 
     @property
-    def memory(self) -> dict[str, int]:
-        """The bytes that this rank keeps, known before the first step: "parameters", "gradients" and "optimizer_state".
-        Activations are not among them.
-        """
-        return self._session.memory
-
-    @property
     def gradient_norm(self) -> float:
         """The global norm of the last update's gradients, before clipping. NaN before the first one, and with clip_norm=0."""
         return self._session.gradient_norm
@@ -418,6 +411,11 @@ class TrainingSession(FallsBack):
     def plan(self, feeds: Feeds) -> Plan:
         """Returns the Plan of a step for feeds of these shapes: its text, and the bytes of its arena. Nothing is run."""
         return Plan(*self._session.plan(feeds))
+
+    def memory(self, feeds: Feeds) -> Memory:
+        """Returns the Memory of a step for feeds of these shapes: parameters, gradients, optimizer state, arena and peak. Nothing
+        is run."""
+        return Memory(*self._session.step_memory(feeds))
 
     @classmethod
     def open(cls, folder: Path, *, threads: int = 0, seed: int = 0) -> "TrainingSession":
