@@ -40,6 +40,24 @@ class Loops(torch.nn.Module):
         return x
 
 
+class Branches(Prints):
+    def forward(self, x):
+        y = self.first(x)
+        if y.sum() > 1e9:
+            return y
+        return self.last(y)
+
+
+class Checks(Prints):
+    """Looks at the numbers it is given, as losses for CTC do."""
+
+    def forward(self, x):
+        lengths = x.sum(1).long()
+        if (lengths > 99).any():
+            raise ValueError("longer than the batch")
+        return self.last(self.first(x))
+
+
 class Unused(torch.nn.Module):
     """No result depends on the part after the break."""
 
@@ -64,7 +82,9 @@ class AnotherLine(Unused):
 
 
 ROUTES = {"wrap": caesura.wrap, "compile": lambda module: torch.compile(module, backend="caesura")}
-CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop")]
+CASES = [(Prints, "Tensor.item"), (Loops, "graph break in loop"),
+         (Branches, "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module"),
+         (Checks, "a Python branch over a tensor's value: write torch.where")]
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -117,6 +117,12 @@ def is_known(error) -> bool:
     return isinstance(error, (Unsupported, UserError, GuardOnDataDependentSymNode)) or _known(str(error)) is not None
 
 
+def _named(name, error) -> str:
+    """What a user is told of a failed capture: PyTorch's name for it, and what to write instead where that is known."""
+    told = _known(str(error))
+    return f"{name}: {told}" if told and told != name else name
+
+
 def why(error) -> str:
     """One line that says what Dynamo cannot trace."""
     text = str(error)
@@ -180,7 +186,8 @@ def _convert_or_run(self, frame, cache_entry, hooks, frame_state, *, skip=0):
                 raise
             logging.getLogger("caesura").info("a capture failed", exc_info=True)
             is_limit = getattr(error, "frame_exec_strategy", None) is not None
-            told = "it was captured too often, each time for other inputs" if is_limit else f"its capture fails: {first_line(error)}"
+            told = ("it was captured too often, each time for other inputs" if is_limit else
+                    _named(f"its capture fails: {first_line(error)}", error))
             problem = ("a call", told, place_of(error))
             by_user = is_users_error(error) and place_of(error) not in ended_well
             if not by_user:
@@ -268,7 +275,7 @@ def _tell_of_graph_break(translator, *arguments, **named):
     exc = next((a for a in (*arguments, *named.values()) if isinstance(a, Exception)), None)
     if _runs_eager(translator.output.compiler_fn) and exc is not None and not getattr(exc, "logged", False):
         stack = getattr(exc, "real_stack", None) or [translator.frame_summary()]
-        cause = getattr(exc, "gb_type", None) or why(exc)
+        cause = _named(getattr(exc, "gb_type", None) or why(exc), exc)
         own = TorchRuntimeError(str(exc))
         own.real_stack = stack
         if is_users_error(exc) and place_of(own) not in ended_well:  # no place to go on from: the frame's capture ends
