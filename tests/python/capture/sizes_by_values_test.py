@@ -184,3 +184,35 @@ def test_masks_in_steps(name):
             torch.testing.assert_close(step(x, 0), loss.detach())
     for a, b in zip(plain.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(b, a)
+
+
+class Counted(nn.Module):
+    """Rows, divided by how many have the same owner, and their means."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, owners):
+        y, count = self.layer(x), torch.bincount(owners, minlength=2)
+        sums = y.new_zeros(len(count), 3).index_add(0, owners, y)
+        return y / count[owners][:, None], sums / count.clamp(min=1)[:, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_counts(dtype):
+    plain = Counted()
+    wrapped = caesura.wrap(copy.deepcopy(plain))
+    with caesura.strict():
+        for owners in ([0, 3, 1, 1], [0, 0, 0, 0], [2, 1, 5, 2]):
+            x, owners = torch.randn(4, 3), torch.tensor(owners, dtype=dtype)
+            for actual, expected in zip(wrapped(x, owners), plain(x, owners), strict=True):
+                torch.testing.assert_close(actual, expected)
+    assert caesura.stats().kernel_share == 1
+
+
+def test_a_count_of_negative_numbers_fails():
+    wrapped = caesura.wrap(Counted())
+    for _ in range(2):
+        with pytest.raises((RuntimeError, IndexError)):
+            wrapped(torch.randn(2, 3), torch.tensor([0, -1]))

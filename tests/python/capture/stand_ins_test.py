@@ -2,6 +2,8 @@
 """PyTorch functions that read values can be captured (caesura/capture/polyfills.py; CTC losses: ctc_test.py)."""
 
 import copy
+import sys
+import types
 import warnings
 
 import pytest
@@ -211,6 +213,39 @@ def test_what_only_tells_people_something():
         warnings.simplefilter("ignore")
         expected = module(x, x[:, :1]).item()
         assert step(x, x[:, :1]).item() == pytest.approx(expected, rel=1e-6)
+
+
+def aggregate(data, owners, *, average=True, num_owner=None):
+    """Rows by owner; which is as long as the last owner that appears tells, unless num_owner says it."""
+    count = torch.bincount(owners)
+    count = count.where(count != 0, count.new_ones(1))
+    if num_owner is not None and count.shape[0] != num_owner:
+        count = torch.cat([count, count.new_ones(num_owner - count.shape[0])])
+    output = data.new_zeros([count.shape[0], data.shape[1]]).index_add_(0, owners, data)
+    return (output.T / count).T if average else output
+
+
+def test_sums_of_chgnet(monkeypatch):
+    """Its own sums are captured if these are what the package's module holds."""
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x, owners):
+            y = aggregate(self.layer(x), owners, num_owner=len(x))
+            return y + aggregate(y, owners, average=False, num_owner=len(x)).tanh(), aggregate(y, owners)
+
+    monkeypatch.setitem(sys.modules, "chgnet.model.functions", types.SimpleNamespace(aggregate=aggregate))
+    torch._dynamo.reset()
+    module = Sums()
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    with caesura.strict(), warnings.catch_warnings():
+        warnings.simplefilter("error", caesura.FallbackWarning)
+        for owners in ([0, 1, 1, 2, 0], [3, 1, 1, 3, 0], [4, 4, 0, 1, 2]):
+            x, owners = torch.randn(5, 4), torch.tensor(owners)
+            for actual, expected in zip(wrapped(x, owners), module(x, owners), strict=True):
+                torch.testing.assert_close(actual, expected)
 
 
 def test_hooks_of_transformers_are_installed_while_it_is_traced():

@@ -278,7 +278,63 @@ def sharded(rank):
     return True
 
 
+class Energy(nn.Module):
+    """A smooth net: its derivatives have derivatives."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 600), nn.Linear(600, 1)
+        self.middle = nn.Linear(600, 600)  # of more than 1 MiB: the backward has parts
+
+    def forward(self, x):
+        return self.last(F.silu(self.middle(torch.tanh(self.first(x)))))
+
+
+def _energy_and_forces(net, x):
+    """The loss of a potential: one call, differentiated by what it was given."""
+    x = x.requires_grad_()
+    energy = net(x)
+    slope, = torch.autograd.grad(energy.sum(), x, create_graph=True)
+    return (energy - 1).square().mean() + 10 * (slope - 0.1).square().mean()
+
+
+def _gradient_penalty(net, x):
+    """WGAN-GP's loss: three calls."""
+    between = (0.3 * x + 0.7 * x.flip(0)).requires_grad_()
+    slope, = torch.autograd.grad(net(between).sum(), between, create_graph=True)
+    return net(x).mean() - net(-x).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+
+
+def second_derivatives(rank):
+    """Gradients of losses that hold gradients are the mean over the ranks, as in eager, in all forms of DDP and wrap."""
+    def around(net):
+        return DistributedDataParallel(caesura.wrap(net))
+
+    for loss_of in (_energy_and_forces, _gradient_penalty):
+        expected = None
+        for form in (DistributedDataParallel, around, lambda net: caesura.wrap(DistributedDataParallel(net))):
+            caesura.reports.reset()
+            net = form(Energy().double())
+            optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.02), []
+            for step in range(4):
+                optimizer.zero_grad()
+                x = torch.randn(5 + rank, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+                with caesura.strict(form is not DistributedDataParallel):
+                    loss = loss_of(net, x)
+                    loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            found = losses, [p.grad for p in net.parameters()]
+            same_on_all_ranks(found[1])
+            expected = expected or found
+            for a, b in zip(expected[0] + expected[1], found[0] + found[1], strict=True):
+                torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+            assert form is DistributedDataParallel or caesura.stats().kernel_calls and not caesura.stats().fallbacks
+    return True
+
+
 @pytest.mark.parametrize("body", (around_wrap, under_compile, around_ddp, options, hooks, sharded_optimizer, sharded, overlap,
-                                  tensor_parallel))
+                                  second_derivatives, tensor_parallel))
 def test_two_ranks(body):
     run_ranks(2, body)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polyfills for functions of PyTorch and transformers that Dynamo cannot trace, because they read values or take locks;
+"""Polyfills for functions of PyTorch, transformers and CHGNet that Dynamo cannot trace, because they read values or take locks;
 same results."""
 
 import contextlib
@@ -212,6 +212,18 @@ def _hooks_of_transformers():
     return {} if install is None else {id(install): _traced(install, _AtOnce)}
 
 
+def _aggregate(data, owners, *, average=True, num_owner=None):
+    """CHGNet's sums of rows by their owners. Its own compares num_owner with how many owners there are, which only a run knows."""
+    count = torch.bincount(owners) if num_owner is None else owners.new_zeros(num_owner).index_add(0, owners, torch.ones_like(owners))
+    total = data.new_zeros([len(count), data.shape[1]]).index_add(0, owners, data)
+    return (total.T / count.clamp(min=1)).T if average else total
+
+
+def _sums_of_chgnet():
+    module = sys.modules.get("chgnet.model.functions")
+    return {} if module is None else {id(module.aggregate): _traced(_aggregate)}
+
+
 def logging_calls():
     """Calls that only print or log, also by methods that libraries have added to loggers (warning_once)."""
     stems = ("debug", "info", "warning", "error", "log", "exception", "critical")
@@ -237,7 +249,7 @@ def capturing(module, is_step: bool = False, sizes=None, **options):
 def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
     """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class. is_step, sizes: as in
     capturing()."""
-    builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers()
+    builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers() | _sums_of_chgnet()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     with contextlib.ExitStack() as changes:
         changes.enter_context(dynamo_config.patch(**_OPTIONS))

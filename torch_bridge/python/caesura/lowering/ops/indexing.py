@@ -142,6 +142,19 @@ def nonzero(w, node, x):
     return w.make("Transpose", [w.op("NonZero", [x])], dtype, shape, perm=[1, 0])
 
 
+@register(aten.bincount.default)
+def bincount(w, node, x, weights, least):
+    if weights is not None:
+        raise Refused("weights")
+    x = w.cast(x, torch.int64)
+    most = w.op("ReduceMax", [w.op("Concat", [x, w.constant([-1])], axis=0)], keepdims=1)
+    count = w.op("Max", [w.op("Add", [most, w.constant([1])]), w.ints([least])])
+    is_negative = w.make("Less", [x, w.constant(0)], torch.bool, x.shape)
+    places = w.make("Where", [is_negative, count, x], torch.int64, x.shape)  # past the end: an error, as in PyTorch
+    nothing = w.op("Expand", [w.constant(0), count])
+    return w.make("ScatterElements", [nothing, places, w.full(1, torch.int64, x.shape)], *result(node), axis=0, reduction="add")
+
+
 # --- x[i, j] ---------------------------------------------------------------------------------------------------
 
 def _without_mask(w, indices, count):
