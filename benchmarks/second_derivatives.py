@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training steps whose loss depends on derivatives: eager PyTorch, caesura.wrap, and caesura.compile_step.
+"""Measures training steps whose loss depends on derivatives: eager PyTorch, caesura.wrap with
+caesura.fuse, and caesura.compile_step.
 
     OMP_NUM_THREADS=1 python benchmarks/second_derivatives.py [--rounds 15] [--only REGEX] [--check]
 
-A step is forward, derivatives, loss, backward and AdamW. With wrap the derivatives are taken in the loop; with compile_step in
-the module that it is given. The routes take turns. It prints the median CPU time of a step in milliseconds, and the median of
-each route's time over eager's in the same round, with the quartiles, and the ratio of the least times, which others on the machine
-disturb less; at last the geometric means. --check compares 20 steps in
-float64 with eager's, and measures nothing.
+A step is forward, derivatives, loss, backward and AdamW. With wrap the derivatives are taken in the loop, and the optimizer is fused
+(caesura.fuse); with compile_step they are taken in the module that it is given. The routes take turns. It prints the median CPU time
+of a step in milliseconds, and the median of each route's time over eager's in the same round, with the quartiles, and the ratio of
+the least times, which others on the machine disturb less; at last the geometric means. --check compares 20 steps in float64 with
+eager's, and measures nothing.
 """
 
 import argparse
@@ -131,8 +132,8 @@ class WithLoss(nn.Module):
         return self.loss(self.net, *inputs)
 
 
-def in_a_loop(net, loss, inputs):
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+def in_a_loop(net, loss, inputs, prepare=lambda optimizer: optimizer):
+    optimizer = prepare(torch.optim.AdamW(net.parameters(), lr=1e-3))
 
     def step():
         optimizer.zero_grad()
@@ -150,7 +151,8 @@ def compiled(net, loss, inputs):
 
 
 def routes(net, loss, inputs):
-    made = {"eager": in_a_loop(copy.deepcopy(net), loss, inputs), "wrap": in_a_loop(caesura.wrap(copy.deepcopy(net)), loss, inputs)}
+    made = {"eager": in_a_loop(copy.deepcopy(net), loss, inputs),
+            "wrap": in_a_loop(caesura.wrap(copy.deepcopy(net)), loss, inputs, caesura.fuse)}
     if not isinstance(net, Broken):  # which compile_step refuses
         made["compile_step"] = compiled(copy.deepcopy(net), loss, inputs)
     return made
