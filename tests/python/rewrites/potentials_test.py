@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interatomic potentials, which take forces and stresses in their forward, train as in eager: modules of the kinds that CHGNet (crystals
-as objects, a loop over them) and SchNet (pairs found by distance) are."""
+as objects, a loop over them), SchNet (pairs found by distance) and MACE (a dict of one batch) are."""
 
 import copy
 import warnings
@@ -118,20 +118,56 @@ class MoleculeLoss(nn.Module):
         return (energy - 1).square().mean() + (slope - 0.1).square().mean()
 
 
+class OfBatches(nn.Module):
+    """As MACE: a dict, which the forward adds to."""
+
+    def __init__(self):
+        super().__init__()
+        self.atoms = Filters()
+
+    def forward(self, batch, training=True):
+        batch["positions"].requires_grad_(True)
+        displacement = torch.zeros(3, 3, 3, dtype=batch["positions"].dtype).requires_grad_(True)
+        symmetric = 0.5 * (displacement + displacement.transpose(-1, -2))
+        batch["positions"] = batch["positions"] + torch.einsum("be,bec->bc", batch["positions"], symmetric[batch["batch"]])
+        pairs = batch["pairs"]
+        distances = (batch["positions"][pairs[0]] - batch["positions"][pairs[1]]).norm(dim=1)
+        energy = torch.zeros(3, dtype=distances.dtype).index_add(0, batch["batch"], self.atoms(batch["kinds"], distances, pairs))
+        slope, virial = grad([energy], [batch["positions"], displacement], [torch.ones_like(energy)], retain_graph=training,
+                             create_graph=training, allow_unused=True)
+        return {"energy": energy, "forces": -slope, "virials": -virial}
+
+
+class BatchLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = OfBatches()
+
+    def forward(self, batch):
+        return sum((value - 0.1).square().mean() for value in self.net(dict(batch)).values())
+
+
 def molecules(counts):
     number = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
     return torch.randint(0, 4, (len(number),)), torch.rand(len(number), 3, dtype=torch.float64) * 2, number
+
+
+def batch(counts):
+    kinds, positions, number = molecules(counts)
+    pairs = (number[:, None] == number[None]) & ~torch.eye(len(number), dtype=torch.bool)
+    return {"kinds": kinds, "positions": positions, "batch": number, "pairs": pairs.nonzero().t().contiguous()}
 
 
 SIZES = (5, 3, 4), (4, 6, 5), (6, 5, 7)
 CASES = {
     "crystals": (CrystalLoss, lambda counts: ([Crystal(count, i) for i, count in enumerate(counts[:2])],)),
     "molecules": (MoleculeLoss, molecules),
+    "batches": (BatchLoss, lambda counts: (batch(counts),)),
 }
 
 
-@pytest.mark.parametrize("route", ("wrap", "compile_step"))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name, route", [("crystals", "wrap"), ("crystals", "compile_step"), ("molecules", "wrap"),
+                                         ("molecules", "compile_step"), ("batches", "compile_step")])
 def test_twenty_steps(name, route):
     """Batches of three sizes follow one another; after the second one nothing is captured."""
     make, inputs_of = CASES[name]
