@@ -10,6 +10,7 @@
 #include "core/graph/op_def.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/sequence_map.h"
 #include "core/gradient/training_mode.h"
 
 namespace caesura {
@@ -28,12 +29,15 @@ class Driver {
   Result<GradientGraph> Build();
 
  private:
-  enum class Choice { kRule, kBody, kMissing };
+  enum class Choice { kRule, kExpansion, kBody, kMissing };
 
   Status CheckEnds() const;
   // Replaces nodes on the path by their bodies until each has a rule, or no body either.
   Status FindPath();
   Choice Choose(Node& node) const;
+  // Puts what the node's rule computes its outputs by in its place, at the end of the list. False
+  // where the rule refuses.
+  bool Expand(Node* node);
   void Seed();
   void Visit(Node& node);
   void Report(const Node& node, const std::string& why);
@@ -53,6 +57,7 @@ class Driver {
   const QuantizedLinks links_;
   std::unique_ptr<GradientPath> path_;
   std::unordered_set<const Node*> bodiless_;  // their schema has a body, but none for their inputs
+  std::unordered_map<const Node*, std::string> unexpanded_;  // why their rule refuses
   std::vector<std::string> problems_;
   std::vector<Node*> nodes_;  // of the backward part, once it is complete
 };
@@ -77,8 +82,35 @@ Driver::Choice Driver::Choose(Node& node) const {
   const GradientRule* rule = FindGradientRule(node);
   const GradientContext question(node, rule, *path_);
   if (rule != nullptr && (rule->applies == nullptr || rule->applies(question)))
-    return Choice::kRule;
+    return rule->expand == nullptr    ? Choice::kRule
+           : unexpanded_.count(&node) ? Choice::kMissing
+                                      : Choice::kExpansion;
   return HasFunctionBody(node) && !bodiless_.count(&node) ? Choice::kBody : Choice::kMissing;
+}
+
+bool Driver::Expand(Node* node) {
+  std::unordered_set<const Node*> before, added;
+  for (const auto& there : graph_.nodes()) before.insert(there.get());
+  NodeWriter writer(graph_, node->phase(), options_.name_prefix);
+  writer.set_origin(node);
+  GradientContext g(*node, FindGradientRule(*node), *path_, &writer);
+  FindGradientRule(*node)->expand(g);
+  const bool is_refused = !g.refusal().empty();
+  const std::vector<Value*> outputs =
+      is_refused ? std::vector<Value*>() : graph_.ReleaseOutputs(node);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i] != nullptr)
+      writer.AddWithOutputs("Identity", {g.expansion().at(static_cast<int>(i))}, {outputs[i]});
+  }
+  for (const auto& there : graph_.nodes()) {
+    if (before.count(there.get())) continue;
+    there->set_metadata(node->metadata());
+    added.insert(there.get());
+  }
+  if (is_refused) unexpanded_[node] = g.refusal();
+  if (is_refused) graph_.RemoveNodes(added);
+  else graph_.RemoveNode(node);
+  return !is_refused;
 }
 
 Status Driver::FindPath() {
@@ -93,7 +125,9 @@ Status Driver::FindPath() {
     expanded = false;
     path_ = std::make_unique<GradientPath>(graph_, options_.xs, ys, options_.stop);
     for (Node* node : path_->nodes()) {
-      if (Choose(*node) != Choice::kBody) continue;
+      const Choice choice = Choose(*node);
+      if (choice == Choice::kExpansion) expanded |= Expand(node);
+      if (choice != Choice::kBody) continue;
       ASSIGN_OR_RETURN(const bool replaced, ExpandFunctionBody(graph_, node));
       if (!replaced) bodiless_.insert(node);
       expanded |= replaced;
@@ -144,7 +178,9 @@ void Driver::Visit(Node& node) {
   for (int i = 0; i < g.output_count(); ++i) any |= static_cast<bool>(g.dY(i));
   if (!any) return;
   writer_.set_origin(&node);
-  if (Choose(node) == Choice::kMissing) {
+  if (const auto refused = unexpanded_.find(&node); refused != unexpanded_.end()) {
+    g.Refuse(refused->second);
+  } else if (Choose(node) == Choice::kMissing) {
     g.Refuse(WhyMissing(node, rule));
   } else {
     for (int i = std::min(rule->outputs, g.output_count()); i < g.output_count(); ++i) {
@@ -224,7 +260,7 @@ Result<GradientGraph> Driver::Finish() {
     if (dx == nullptr) {
       out.unreachable.push_back(x);
       if (options_.unreachable == UnreachableGradient::kZeros) {
-        dx = ZerosLike(Expr(x, &writer_)).value();
+        dx = ZerosOf(Expr(x, &writer_)).value();
         dx->set_type(x->type());
       }
     }

@@ -32,7 +32,7 @@ bool InputCarries(const GradientRule* rule, const Node& node, int i) {
   if (input != nullptr && !MayCarryGradient(input->type())) return false;
   if (rule == nullptr) return true;
   if (rule == &HookRule()) return !KernelDef::Lists(FindOwnOp(node)->no_gradient_inputs, i);
-  return rule->function != nullptr && !KernelDef::Lists(rule->stops, i);
+  return rule->has_gradient() && !KernelDef::Lists(rule->stops, i);
 }
 
 bool IsSetting(const GradientRule* rule, const Node& node, int i) {

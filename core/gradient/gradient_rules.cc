@@ -5,7 +5,7 @@ namespace caesura::gradient {
 
 const GradientRule* FindGradientRule(const std::string& op_type, const std::string& domain) {
   const OpDef& op = OpDefOf(op_type, domain);
-  const bool has_rule = op.rule.function != nullptr || op.derivative == OpDef::Derivative::kZero;
+  const bool has_rule = op.rule.has_gradient() || op.derivative == OpDef::Derivative::kZero;
   return has_rule ? &op.rule : nullptr;
 }
 

@@ -30,7 +30,8 @@ class OpBody;           // core/gradient/op_body.h
 
 // Computes the gradients of an op's inputs (core/gradient/gradient_rules.h).
 struct GradientRule {
-  // Null: there is no rule, or the op's gradient is zero wherever it exists (OpDef::kZero).
+  // Null, and no `expand`: there is no rule, or the op's gradient is zero wherever it exists
+  // (OpDef::kZero).
   void (*function)(gradient::GradientContext&) = nullptr;
   // Inputs broadcast against each other: the driver sums each gradient to its input's shape.
   bool broadcasts = false;
@@ -45,7 +46,15 @@ struct GradientRule {
   // If given and false for a node, the node is replaced by its function body, which is
   // differentiated instead.
   bool (*applies)(const gradient::GradientContext&) = nullptr;
+  // In place of `function`: computes the outputs by other nodes (GradientContext::SetOutput), which
+  // stand in the node's place and are differentiated instead.
+  void (*expand)(gradient::GradientContext&) = nullptr;
+
+  bool has_gradient() const { return function != nullptr || expand != nullptr; }
 };
+
+// OpDef::derivative_note of ops that compute a gradient, and have none themselves.
+inline constexpr char kNoSecondDerivative[] = "there is no second derivative of this op";
 
 // The row of an op.
 struct OpDef {

@@ -29,6 +29,10 @@ Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded = D
 Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run,
                    DType rounded = DType::kUndefined, const PassList& passes = {},
                    const ProviderList& providers = {});
+// The case's gradients as a case, run forward and backward in double where it has one: xs are the
+// floating inputs and the output gradients, ys the gradients by the inputs, and gradients second
+// derivatives.
+Result<CaseRun> RunSecond(const GradientCase& c);
 // Central differences for the run's gradients, in float32 or float64.
 std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon);
 // The scale of the comparison: the largest number, at least 1.

@@ -5,6 +5,7 @@
 #include "core/base/status_macros.h"
 #include "core/providers/cpu_provider.h"
 #include "tests/gradients/gradient_check.h"
+#include "core/onnx/inference/shape_inference.h"
 #include "core/gradient/gradient_builder.h"
 
 namespace caesura {
@@ -51,41 +52,44 @@ Result<CaseRun> RunForward(const GradientCase& c, DType dtype, DType rounded,
   return run;
 }
 
-Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded,
-                   const PassList& passes, const ProviderList& providers) {
-  ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
-  Graph& graph = *model.graph;
+namespace {
+
+// Makes the graph compute gradients of its outputs by `xs`. Random gradients of the outputs become
+// the run's dys, and are fed to new inputs whose names begin with `prefix`.
+Result<GradientGraph> Differentiate(Graph& graph, const std::vector<Value*>& xs,
+                                    const std::string& prefix, DType exact, bool with_shapes,
+                                    CaseRun* run, NamedValues* feeds) {
   GradientOptions options;
-  for (Value* input : graph.inputs()) {
-    if (!IsDifferentiable(input->dtype())) continue;
-    options.xs.push_back(input);
-    run->xs.push_back(input->name());
-  }
-  NamedValues feeds = run->feeds;
+  options.xs = xs;
+  run->dys.clear();
   const std::vector<Value*> ys = graph.outputs();
   for (size_t i = 0; i < ys.size(); ++i) {
-    const std::string name = "dy" + std::to_string(i);
-    // Fusion needs shapes to show; without passes the rules are on their own.
+    const std::string name = prefix + std::to_string(i);
     const DType type = ys[i]->dtype();
-    options.ys.push_back(
-        {ys[i],
-         graph.AddInput(name, passes.empty() ? ValueType::Tensor(type)
-                                             : ValueType::Tensor(type, run->ys[i].shape()))});
+    const Shape& shape = run->ys[i].shape();
+    options.ys.push_back({ys[i], graph.AddInput(name, with_shapes ? ValueType::Tensor(type, shape)
+                                                                  : ValueType::Tensor(type))});
     const std::vector<double> random =
         RandomValues(run->ys[i].elements(), -1, 1, 99 + static_cast<uint32_t>(i));
-    const DType exact = rounded == DType::kUndefined ? dtype : rounded;
-    run->dys.push_back(FromDoubles(exact, run->ys[i].shape(), random).ToVector<double>());
-    feeds[name] = FromDoubles(dtype, run->ys[i].shape(), run->dys.back());
+    run->dys.push_back(FromDoubles(exact, shape, random).ToVector<double>());
+    (*feeds)[name] = FromDoubles(type, shape, run->dys.back());
   }
-  ASSIGN_OR_RETURN(const GradientGraph gradient, BuildGradient(graph, options));
-  run->reachable = gradient.unreachable.size() < options.xs.size();
+  ASSIGN_OR_RETURN(GradientGraph gradient, BuildGradient(graph, options));
   graph.ClearOutputs();
   for (Value* dx : gradient.dxs) graph.AddOutput(dx);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
-                   MakeSession(std::move(model), providers, passes));
-  for (const auto& node : session->model().graph->nodes())
-    run->fused |= node->Is("FusedRows", kCaesuraDomain);
-  ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
+  return gradient;
+}
+
+std::vector<Value*> FloatingInputs(const Graph& graph) {
+  std::vector<Value*> out;
+  for (Value* input : graph.inputs()) {
+    if (IsDifferentiable(input->dtype())) out.push_back(input);
+  }
+  return out;
+}
+
+// Takes the results of the backward run.
+Status TakeGradients(const std::vector<Tensor>& dxs, CaseRun* run) {
   for (size_t k = 0; k < dxs.size(); ++k) {
     const Shape& shape = run->feeds.at(run->xs[k]).tensor().shape();
     if (dxs[k].shape() != shape) {
@@ -95,6 +99,47 @@ Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType round
     run->gradients.push_back(dxs[k].ToVector<double>());
   }
   return {};
+}
+
+}  // namespace
+
+Status RunBackward(const GradientCase& c, DType dtype, CaseRun* run, DType rounded,
+                   const PassList& passes, const ProviderList& providers) {
+  ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype, rounded));
+  const std::vector<Value*> xs = FloatingInputs(*model.graph);
+  for (const Value* x : xs) run->xs.push_back(x->name());
+  NamedValues feeds = run->feeds;
+  const DType exact = rounded == DType::kUndefined ? dtype : rounded;
+  // Fusion needs shapes to show; without passes the rules are on their own.
+  ASSIGN_OR_RETURN(const GradientGraph gradient,
+                   Differentiate(*model.graph, xs, "dy", exact, !passes.empty(), run, &feeds));
+  run->reachable = gradient.unreachable.size() < xs.size();
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                   MakeSession(std::move(model), providers, passes));
+  for (const auto& node : session->model().graph->nodes())
+    run->fused |= node->Is("FusedRows", kCaesuraDomain);
+  ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
+  return TakeGradients(dxs, run);
+}
+
+Result<CaseRun> RunSecond(const GradientCase& c) {
+  const DType dtype = c.no_double.empty() ? DType::kFloat64 : DType::kFloat32;
+  ASSIGN_OR_RETURN(CaseRun run, RunForward(c, dtype));
+  ASSIGN_OR_RETURN(Model model, LoadCase(c, dtype));
+  RETURN_IF_ERROR(
+      Differentiate(*model.graph, FloatingInputs(*model.graph), "dy", dtype, true, &run, &run.feeds)
+          .status());
+  RETURN_IF_ERROR(InferShapes(model));
+  ASSIGN_OR_RETURN(run.forward, MakeSession(model.Clone(), {}));
+  ASSIGN_OR_RETURN(run.ys, RunAll(*run.forward, run.feeds));
+  const std::vector<Value*> xs = FloatingInputs(*model.graph);
+  for (const Value* x : xs) run.xs.push_back(x->name());
+  NamedValues feeds = run.feeds;
+  RETURN_IF_ERROR(Differentiate(*model.graph, xs, "v", dtype, true, &run, &feeds).status());
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, MakeSession(std::move(model), {}));
+  ASSIGN_OR_RETURN(const std::vector<Tensor> dxs, RunAll(*session, feeds));
+  RETURN_IF_ERROR(TakeGradients(dxs, &run));
+  return run;
 }
 
 std::vector<std::vector<double>> Differences(const CaseRun& run, double epsilon) {

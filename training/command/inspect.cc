@@ -134,7 +134,7 @@ const char* KernelWord(const Node& node, const KernelRegistry& kernels) {
 
 const char* GradientWord(const Node& node) {
   const GradientRule* rule = gradient::FindGradientRule(node);
-  if (rule != nullptr) return rule->function == nullptr ? "stops here" : "rule";
+  if (rule != nullptr) return !rule->has_gradient() ? "stops here" : "rule";
   const OpSchema* schema = FindOpSchema(node);
   return schema != nullptr && schema->has_function ? "by its body" : "none";
 }

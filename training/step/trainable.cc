@@ -141,7 +141,7 @@ bool Selection::IsOnlySet(const Value* value) const {
   return std::all_of(value->uses().begin(), value->uses().end(), [](const Value::Use& use) {
     if (!use.node->Subgraphs().empty()) return false;
     const GradientRule* rule = gradient::FindGradientRule(*use.node);
-    const bool stops = rule != nullptr && rule->function != nullptr &&
+    const bool stops = rule != nullptr && rule->has_gradient() &&
                        !gradient::InputCarries(rule, *use.node, use.index);
     return stops || gradient::IsSetting(rule, *use.node, use.index);
   });

@@ -30,13 +30,13 @@ Expr SumOfPresent(Expr a, Expr b) { return a && b ? a + b : a ? a : b; }
 
 // [DX, DW, DB] is linear in dY, in X and in W, and <GX, DX> = <dY, GX * W>, <GW, DW> = <dY, X *
 // GW>, so ddY = GX * W + X * GW + GB, dX = DX of (dY, GW), dW = DW of (dY, GX)
-void ConvGradRule(GradientContext& g) {
+void BilinearGradRule(GradientContext& g, const std::string& op) {
   const Expr dy = g.input(0), x = g.input(1), w = g.input(2), gx = g.dY(0), gw = g.dY(1),
              gb = g.dY(2);
   const AttributeMap& attributes = g.attributes();
   if (g.Needs(0)) {
-    Expr ddy = SumOfPresent(gx ? Op("Conv", {gx, w}, attributes) : Expr(),
-                            gw ? Op("Conv", {x, gw}, attributes) : Expr());
+    Expr ddy = SumOfPresent(gx ? Op(op, {gx, w}, attributes) : Expr(),
+                            gw ? Op(op, {x, gw}, attributes) : Expr());
     if (gb) {
       std::vector<int64_t> channel(std::max(g.Rank(0) - 1, 1), 1);
       channel[0] = -1;
@@ -45,9 +45,11 @@ void ConvGradRule(GradientContext& g) {
     }
     g.SetInputGradient(0, ddy);
   }
-  if (gw) g.SetInputGradients("ConvGrad", {dy, x, gw}, {1}, attributes);
-  if (gx) g.SetInputGradients("ConvGrad", {dy, gx, w}, {-1, 2}, attributes);
+  if (gw) g.SetInputGradients(op + "Grad", {dy, x, gw}, {1}, attributes);
+  if (gx) g.SetInputGradients(op + "Grad", {dy, gx, w}, {-1, 2}, attributes);
 }
+void ConvGradRule(GradientContext& g) { BilinearGradRule(g, "Conv"); }
+void ConvTransposeGradRule(GradientContext& g) { BilinearGradRule(g, "ConvTranspose"); }
 
 }  // namespace
 }  // namespace gradient
@@ -70,10 +72,12 @@ std::vector<OpDef> ConvOps() {
      .type_of_output = {1, 2, -1}, .rule = {.function = gradient::ConvGradRule}, .body = gradient::ConvGradBody},
     // ConvTransposeGrad (dY, X, W) -> dX, dW, dB
     {.op_type = "ConvTransposeGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, -1}, .body = gradient::ConvTransposeGradBody},
+     .max_outputs = 3, .type_of_output = {1, 2, -1}, .rule = {.function = gradient::ConvTransposeGradRule},
+     .body = gradient::ConvTransposeGradBody},
     // DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask
     {.op_type = "DeformConvGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 6,
-     .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}},
+     .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}, .derivative = Derivative::kRefusal,
+     .derivative_note = kNoSecondDerivative},
   };
 }
 // clang-format on

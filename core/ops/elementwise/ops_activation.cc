@@ -144,14 +144,22 @@ void TanhGradRule(GradientContext& g) {
   g.SetInputGradient(1, g.dY() * g.input(0) * g.input(1) * -2.0);
 }
 
-// D = dY gelu'(X);  ddY = G gelu'(X), dX = G dY phi(X) (2 - X^2)
+// Y = X (1 + t) / 2 with t = tanh u, u = k (X + a X^3);  Y'' = (1 - t^2) (u' + X (u'' / 2 - t
+// u'^2))
+Expr TanhGeluCurvature(Expr x) {
+  const double k = std::sqrt(2 / M_PI), a = 0.044715;
+  const Expr t = Tanh((x + Pow(x, 3) * a) * k), slope = (1 + Square(x) * (3 * a)) * k;
+  return (1 - Square(t)) * (slope + x * (x * (3 * a * k) - t * Square(slope)));
+}
+
+// D = dY gelu'(X);  ddY = G gelu'(X), dX = G dY gelu''(X), which is phi(X) (2 - X^2)
 void GeluGradRule(GradientContext& g) {
   g.SetInputGradient(0, TrainingOp("GeluGrad", {g.dY(), g.input(1)}, g.attributes()));
   if (!g.Needs(1)) return;
-  if (g.Attr<std::string>("approximate", "none") != "none")
-    return g.Refuse("has no second derivative in its tanh form");
   const Expr x = g.input(1), phi = Exp(Square(x) * -0.5) / std::sqrt(2 * M_PI);
-  g.SetInputGradient(1, g.dY() * g.input(0) * phi * (2 - Square(x)));
+  const bool is_exact = g.Attr<std::string>("approximate", "none") == "none";
+  g.SetInputGradient(
+      1, g.dY() * g.input(0) * (is_exact ? phi * (2 - Square(x)) : TanhGeluCurvature(x)));
 }
 
 // --- bodies, with the formulas of the rows below ---

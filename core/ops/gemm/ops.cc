@@ -209,7 +209,8 @@ std::vector<OpDef> GemmOps() {
      .infer = InferFusedMatMul, .computes_in_half = true, .half_inputs = kAll, .work = Work::kProduct,
      .rule = {.function = gradient::FusedMatMulRule}, .body = gradient::FusedMatMulBody},
     // DetGrad (dY, X, Y) -> dX
-    {.op_type = "DetGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {1}},
+    {.op_type = "DetGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {1},
+     .derivative = OpDef::Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
   };
 }
 // clang-format on

@@ -46,6 +46,19 @@ void MaxRoiPoolRule(GradientContext& g) {
       0, TrainingOp("MaxRoiPoolGrad", {g.dY(), g.input(0), g.input(1)}, g.attributes()));
 }
 
+// D = dY spread with the weights of an interpolation;  ddY = G interpolated
+void ResizeGradRule(GradientContext& g) {
+  AttributeMap attributes = g.attributes();
+  attributes.erase("extrapolation_value");  // it adds to Y what does not depend on X
+  g.SetInputGradient(0, Op("Resize", {g.dY(), g.input(2), g.input(3), g.input(4)}, attributes));
+}
+
+// D = dY spread over the cells of a region;  ddY = means of G over them
+void RoiAlignGradRule(GradientContext& g) {
+  if (g.Attr<std::string>("mode", "avg") != "avg") return g.Refuse(kNoSecondDerivative);
+  g.SetInputGradient(0, Op("RoiAlign", {g.dY(), g.input(2), g.input(3)}, g.attributes()));
+}
+
 // The spatial size that MaxUnpool's attributes imply: (in - 1) stride - pads + kernel.
 Expr UnpooledSize(const GradientContext& g) {
   const auto kernel = g.Attr<std::vector<int64_t>>("kernel_shape", {});
@@ -108,16 +121,19 @@ std::vector<OpDef> ImageOps() {
      .derivative_note = "by X; regions are refused"},
     // MaxRoiPoolGrad (dY, X, rois) -> dX
     {.op_type = "MaxRoiPoolGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
     // RoiAlignGrad (dY, X, rois, batch_indices) -> dX
     {.op_type = "RoiAlignGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .rule = {.function = gradient::RoiAlignGradRule, .stops = {1, 3}, .refuses = {2}},
+     .derivative_note = "mode avg; of maxima there is none"},
     // GridSampleGrad (dY, X, grid) -> dX, dgrid
     {.op_type = "GridSampleGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 2, .type_of_output = {1, 2}},
+     .max_outputs = 2, .type_of_output = {1, 2}, .derivative = Derivative::kRefusal,
+     .derivative_note = kNoSecondDerivative},
     // ResizeGrad (dY, shape[host] of X, roi[host]?, scales[host]?, sizes[host]?) -> dX
     {.op_type = "ResizeGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 5,
-     .infer = ShapeOfInput<1>},
+     .infer = ShapeOfInput<1>,
+     .rule = {.function = gradient::ResizeGradRule, .stops = {1, 4}, .refuses = {2, 3}}},
     {.op_type = "MaxUnpool", .rule = {.function = gradient::MaxUnpoolRule, .stops = {1, 2}}},
     {.op_type = "NonMaxSuppression", .derivative = Derivative::kZero},
   };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of reductions and sums along axes (core/graph/op_def.h), and their gradient rules.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -130,6 +131,53 @@ void LogCumSumExpRule(GradientContext& g) {
       0, TrainingOp("LogCumSumExpGrad", {g.dY(), g.input(0), g.output()}, g.attributes()));
 }
 
+// D_i = sum over j >= i of dY_j p_ij, with p_ij = e^(X_i - Y_j);  ddY_j = a_j = sum over i <= j of
+// G_i p_ij, dX_i = G_i D_i - (D_i of dY a), where Y is a function of X
+void LogCumSumExpGradRule(GradientContext& g) {
+  const Expr G = g.dY(), x = g.input(1), y = g.input(2);
+  const auto weighed = [&](Expr v) {  // v >= 0
+    return Exp(TrainingOp("LogCumSumExp", {x + Log(v)}, g.attributes()) - y);
+  };
+  const Expr a = weighed(Op("Relu", {G})) - weighed(Op("Relu", {-G}));
+  g.SetInputGradient(0, a);
+  if (!g.Needs(1)) return;
+  const Expr rest = TrainingOp("LogCumSumExpGrad", {g.input(0) * a, x, y}, g.attributes());
+  g.SetInputGradient(1, G * g.output() - rest);
+}
+
+// Y = product of X;  dX_i = dY times the product of those before i and of those after it
+Expr ProductOfOthers(Expr rows) {
+  const auto product = [&](int64_t reverse) {
+    return Op("CumProd", {rows, Int(-1, rows)}, {{"exclusive", int64_t{1}}, {"reverse", reverse}});
+  };
+  return product(0) * product(1);
+}
+
+void ExpandReduceProdGrad(GradientContext& g) {
+  const Expr dy = g.input(0), x = g.input(1);
+  const Tensor* stated = g.ConstantInput(2);
+  if (g.HasInput(2) && stated == nullptr)
+    return g.Refuse("has a second derivative by constant axes only");
+  if (stated == nullptr || stated->elements() == 0) {  // dY has one element
+    const Expr all = Ints({-1}, x);
+    return g.SetOutput(0, ReshapeLike(ProductOfOthers(Reshape(x, all)) * Reshape(dy, all), x));
+  }
+  const int rank = g.Rank(1);
+  std::vector<int64_t> order, axes, back(rank);
+  for (int64_t axis : stated->ToVector<int64_t>()) axes.push_back(axis < 0 ? axis + rank : axis);
+  for (int64_t i = 0; i < rank; ++i) {
+    if (std::count(axes.begin(), axes.end(), i) == 0) order.push_back(i);
+  }
+  const int64_t kept = static_cast<int64_t>(order.size());
+  order.insert(order.end(), axes.begin(), axes.end());
+  for (int64_t i = 0; i < rank; ++i) back[order[i]] = i;
+  const Expr moved = Transpose(x, order);
+  const Expr rows = Reshape(
+      moved, kept == 0 ? Ints({-1}, x) : Concat({ShapeOf(moved, 0, kept), Ints({-1}, x)}, 0));
+  const Expr others = Transpose(ReshapeLike(ProductOfOthers(rows), moved), back);
+  g.SetOutput(0, others * (g.IntAttr("keepdims", 1) != 0 ? dy : Unsqueeze(dy, axes)));
+}
+
 // D = dY summed to a shape;  ddY = G broadcast back
 void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeOf(g.input(0)))); }
 
@@ -240,13 +288,13 @@ std::vector<OpDef> ReductionOps() {
      .type_of_output = {0}, .rule = {.function = gradient::LogCumSumExpRule}},
     // LogCumSumExpGrad (dY, X, Y) -> dX  of LogCumSumExp
     {.op_type = "LogCumSumExpGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .rule = {.function = gradient::LogCumSumExpGradRule, .stops = {2}}},
     // CumProdGrad (dY, X, axis[host]) -> dX
     {.op_type = "CumProdGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
     // ReduceProdGrad (dY, X, axes[host]?) -> dX
     {.op_type = "ReduceProdGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .rule = {.stops = {2}, .expand = gradient::ExpandReduceProdGrad}},
     // SumTo (dY, shape[host int64]) -> dX  sums dY over the axes that broadcasting expanded from `shape`; a view of dY
     // where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
     {.op_type = "SumTo", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .infer = ShapeOfInput<1>,

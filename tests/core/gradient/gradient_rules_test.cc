@@ -37,7 +37,7 @@ TEST(GradientRules, EachFloatingOpSaysWhatBecomesOfAGradient) {
     if (!schema->domain.empty() || !TakesAndGivesFloats(*schema)) continue;
     ++count;
     const OpDef& op = OpDefOf(schema->op_type);
-    EXPECT_TRUE(op.rule.function != nullptr || op.derivative != OpDef::Derivative::kUnsaid)
+    EXPECT_TRUE(op.rule.has_gradient() || op.derivative != OpDef::Derivative::kUnsaid)
         << schema->op_type;
   }
   EXPECT_GE(count, 150u);
@@ -46,7 +46,7 @@ TEST(GradientRules, EachFloatingOpSaysWhatBecomesOfAGradient) {
 TEST(GradientRules, RowsOfOpsAreTrue) {
   for (const OpDef& op : AllOpDefs()) {
     if (op.domain == kAtenDomain) continue;  // its schema is PyTorch's
-    const bool has_rule = op.rule.function != nullptr;
+    const bool has_rule = op.rule.has_gradient();
     if (!has_rule && op.derivative == OpDef::Derivative::kUnsaid) continue;
     const OpSchema* schema = FindOpSchema(op.op_type, op.domain);
     if (schema == nullptr) schema = FindOpSchema(op.op_type, op.domain, 10);
@@ -70,7 +70,7 @@ TEST(GradientRules, KeepsOnnxMarks) {
   for (const OpSchema* schema : AllOpSchemas()) {
     const GradientRule* rule =
         schema->domain.empty() ? gradient::FindGradientRule(schema->op_type) : nullptr;
-    if (rule == nullptr || rule->function == nullptr) continue;
+    if (rule == nullptr || !rule->has_gradient()) continue;
     for (size_t i = 0; i < schema->inputs.size(); ++i) {
       const auto& formal = schema->inputs[i];
       if (formal.differentiability != OpSchema::Differentiability::kDifferentiable ||
