@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/files/file_system.h"
 #include "core/onnx/graph_export.h"
 
 namespace caesura {

@@ -11,9 +11,10 @@
 
 #include "core/base/status.h"
 #include "core/graph/graph.h"
-#include "core/files/file_system.h"
 
 namespace caesura {
+
+class FileSystem;  // core/files/file_system.h
 
 // The layout of a written model, and the file system that it is written to.
 struct WriteOptions {

@@ -43,7 +43,34 @@ void CtcLossRule(GradientContext& g) {
   g.SetInputGradient(0, slopes * Unsqueeze(g.dY(0), {1}));
 }
 
-<<<<<<< HEAD
+// D = dloss u with u = w (p - one-hot) (/ sum of w), p the softmax of the scores, whose lse this is
+// ddloss = sum of G u, dscores = c p (G - sum of G p), with c = dloss w (/ sum of w)
+void SoftmaxCrossEntropyLossGradRule(GradientContext& g) {
+  const Expr G = g.dY(), d_loss = g.input(0), scores = g.input(1), labels = g.input(2),
+             weights = g.input(3);
+  const AttributeMap attributes = g.Attributes({"reduction", "ignore_index"});
+  if (g.Needs(0)) {
+    const Expr u = TrainingOp("SoftmaxCrossEntropyLossGrad",
+                              {OnesLike(d_loss), scores, labels, weights, g.input(4)}, attributes);
+    const bool each = g.Attr<std::string>("reduction", "mean") == "none";
+    const Expr product = Cast(G, u.dtype()) * u;
+    g.SetInputGradient(0, each ? ReduceSum(product, {1}, false) : ReduceSum(product, {}, false));
+  }
+  if (!g.Needs(1)) return;
+  const Expr at_label = TrainingOp("NegativeLogLikelihoodLossGrad",
+                                   {d_loss, labels, weights, ShapeOf(scores)}, attributes);
+  const AttributeMap classes = {{"axis", int64_t{1}}};
+  const Expr p = Op("Softmax", {scores}, classes);
+  g.SetInputGradient(1, TrainingOp("SoftmaxGrad", {Cast(G, p.dtype()), p}, classes) *
+                            -ReduceSum(at_label, {1}, true));
+}
+
+// D = -dloss w at the label (/ sum of w);  ddloss = the loss of G
+void NegativeLogLikelihoodLossGradRule(GradientContext& g) {
+  g.SetInputGradient(0, Op("NegativeLogLikelihoodLoss", {g.dY(), g.input(1), g.input(2)},
+                           g.Attributes({"reduction", "ignore_index"})));
+}
+
 // --- bodies ---
 
 // Labels compared with each class, which lie along axis 1 of scores of this shape.
@@ -106,34 +133,6 @@ void NegativeLogLikelihoodLossGradBody(OpBody& b) {
   const int rank = b.Rank(1) + 1;
   const Expr labels = b.input(1), one_hot = OneHot(labels, b.input(3), rank);
   b.SetOutput(0, ScoreGradient(b, Expr(), one_hot, labels, b.input(2), rank));
-=======
-// D = dloss u with u = w (p - one-hot) (/ sum of w), p the softmax of the scores, whose lse this is
-// ddloss = sum of G u, dscores = c p (G - sum of G p), with c = dloss w (/ sum of w)
-void SoftmaxCrossEntropyLossGradRule(GradientContext& g) {
-  const Expr G = g.dY(), d_loss = g.input(0), scores = g.input(1), labels = g.input(2),
-             weights = g.input(3);
-  const AttributeMap attributes = g.Attributes({"reduction", "ignore_index"});
-  if (g.Needs(0)) {
-    const Expr u = TrainingOp("SoftmaxCrossEntropyLossGrad",
-                              {OnesLike(d_loss), scores, labels, weights, g.input(4)}, attributes);
-    const bool each = g.Attr<std::string>("reduction", "mean") == "none";
-    const Expr product = Cast(G, u.dtype()) * u;
-    g.SetInputGradient(0, each ? ReduceSum(product, {1}, false) : ReduceSum(product, {}, false));
-  }
-  if (!g.Needs(1)) return;
-  const Expr at_label = TrainingOp("NegativeLogLikelihoodLossGrad",
-                                   {d_loss, labels, weights, ShapeOf(scores)}, attributes);
-  const AttributeMap classes = {{"axis", int64_t{1}}};
-  const Expr p = Op("Softmax", {scores}, classes);
-  g.SetInputGradient(1, TrainingOp("SoftmaxGrad", {Cast(G, p.dtype()), p}, classes) *
-                            -ReduceSum(at_label, {1}, true));
-}
-
-// D = -dloss w at the label (/ sum of w);  ddloss = the loss of G
-void NegativeLogLikelihoodLossGradRule(GradientContext& g) {
-  g.SetInputGradient(0, Op("NegativeLogLikelihoodLoss", {g.dY(), g.input(1), g.input(2)},
-                           g.Attributes({"reduction", "ignore_index"})));
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
 }
 
 }  // namespace
@@ -193,12 +192,9 @@ std::vector<OpDef> LossOps() {
     // ignore_index, dtype (of dScores: float16 or bfloat16 where scores are float32); lse as
     // SoftmaxCrossEntropyLossTraining gave it
     {.op_type = "SoftmaxCrossEntropyLossGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
-<<<<<<< HEAD
-     .infer = InferCrossEntropyGrad, .body = gradient::SoftmaxCrossEntropyLossGradBody},
-=======
      .infer = InferCrossEntropyGrad,
-     .rule = {.function = gradient::SoftmaxCrossEntropyLossGradRule, .stops = {2, 4}, .refuses = {3}}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .rule = {.function = gradient::SoftmaxCrossEntropyLossGradRule, .stops = {2, 4}, .refuses = {3}},
+     .body = gradient::SoftmaxCrossEntropyLossGradBody},
     // CtcLoss (log_probs [steps, batch, classes], targets[int64] [batch, labels] or one after the other,
     // input_lengths[int64], target_lengths[int64]) -> losses [batch], slopes  attributes blank, zero_infinity. slopes:
     // of each loss the derivative by its log_probs, as PyTorch has it: of what log_probs are the log-softmax of.
@@ -208,12 +204,9 @@ std::vector<OpDef> LossOps() {
      .rule = {.function = gradient::CtcLossRule, .stops = {1, 2, 3}, .outputs = 1}, .derivative_note = "losses"},
     // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput attributes likewise
     {.op_type = "NegativeLogLikelihoodLossGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4,
-<<<<<<< HEAD
-     .infer = ShapeOfInput<3>, .body = gradient::NegativeLogLikelihoodLossGradBody},
-=======
      .infer = ShapeOfInput<3>,
-     .rule = {.function = gradient::NegativeLogLikelihoodLossGradRule, .stops = {1, 3}, .refuses = {2}}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .rule = {.function = gradient::NegativeLogLikelihoodLossGradRule, .stops = {1, 3}, .refuses = {2}},
+     .body = gradient::NegativeLogLikelihoodLossGradBody},
   };
 }
 // clang-format on

@@ -298,43 +298,30 @@ std::vector<OpDef> NormalizationOps() {
      .body = gradient::BatchNormalizationTrainingBody},
     // BatchNormalizationGrad (dY, X, scale, saved_mean, saved_inv_std) -> dX, dScale, dB
     {.op_type = "BatchNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
-<<<<<<< HEAD
-     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::BatchNormalizationGradBody},
-=======
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.stops = {3, 4}, .expand = gradient::ExpandBatchNormalizationGrad}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .rule = {.stops = {3, 4}, .expand = gradient::ExpandBatchNormalizationGrad},
+     .body = gradient::BatchNormalizationGradBody},
     // LayerNormalizationGrad (dY, X, scale, mean, inv_std) -> dX, dScale, dB  attribute axis; mean and inv_std are the
     // optional outputs of ONNX's LayerNormalization (always float32 or wider)
     {.op_type = "LayerNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
      .max_outputs = 3, .type_of_output = {1, 2, 2}, .rows = Rows::kAlongAxis, .row_sums = {1, 2},
-<<<<<<< HEAD
+     .rule = {.stops = {3, 4}, .expand = gradient::ExpandLayerNormalizationGrad},
      .body = gradient::LayerNormalizationGradBody},
     // RMSNormalizationGrad (dY, X, scale) -> dX, dScale  attributes axis, epsilon, stash_type
     {.op_type = "RMSNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 2, .type_of_output = {1, 2}, .rows = Rows::kAlongAxis, .row_sums = {1},
+     .rule = {.expand = gradient::ExpandRmsNormalizationGrad},
      .body = gradient::RMSNormalizationGradBody},
     // InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attribute epsilon
     {.op_type = "InstanceNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::InstanceNormalizationGradBody},
-    // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attributes epsilon, num_groups
-    {.op_type = "GroupNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 3, .type_of_output = {1, 2, 2}, .body = gradient::GroupNormalizationGradBody},
-=======
-     .rule = {.stops = {3, 4}, .expand = gradient::ExpandLayerNormalizationGrad}},
-    // RMSNormalizationGrad (dY, X, scale) -> dX, dScale  attributes axis, epsilon, stash_type
-    {.op_type = "RMSNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 2, .type_of_output = {1, 2}, .rows = Rows::kAlongAxis, .row_sums = {1},
-     .rule = {.expand = gradient::ExpandRmsNormalizationGrad}},
-    // InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attribute epsilon
-    {.op_type = "InstanceNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.expand = gradient::ExpandInstanceNormalizationGrad}},
+     .rule = {.expand = gradient::ExpandInstanceNormalizationGrad},
+     .body = gradient::InstanceNormalizationGradBody},
     // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attributes epsilon, num_groups
     {.op_type = "GroupNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.expand = gradient::ExpandGroupNormalizationGrad}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .rule = {.expand = gradient::ExpandGroupNormalizationGrad},
+     .body = gradient::GroupNormalizationGradBody},
   };
 }
 // clang-format on

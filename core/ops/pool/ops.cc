@@ -112,28 +112,20 @@ std::vector<OpDef> PoolOps() {
      .derivative_note = "the first maximum takes it"},
     // MaxPoolGrad (dY, X) -> dX  first maximum of a window in row-major order takes the gradient
     {.op_type = "MaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-<<<<<<< HEAD
-     .type_of_output = {1}, .body = gradient::MaxPoolGradBody},
-=======
-     .type_of_output = {1}, .rule = {.function = gradient::MaxPoolGradRule, .stops = {1}}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .type_of_output = {1}, .rule = {.function = gradient::MaxPoolGradRule, .stops = {1}},
+     .body = gradient::MaxPoolGradBody},
     // AveragePoolGrad (dY, X) -> dX
     {.op_type = "AveragePoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
      .type_of_output = {1}, .rule = {.function = gradient::AveragePoolGradRule, .stops = {1}},
      .body = gradient::AveragePoolGradBody},
     // LpPoolGrad (dY, X, Y) -> dX
     {.op_type = "LpPoolGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-<<<<<<< HEAD
-     .type_of_output = {1}, .body = gradient::LpPoolGradBody},
+     .type_of_output = {1}, .rule = {.function = gradient::LpPoolGradRule},
+     .body = gradient::LpPoolGradBody},
     // GlobalMaxPoolGrad (dY, X) -> dX  ties: the first one (PyTorch: amax shares; adaptive_max_pool takes one)
     {.op_type = "GlobalMaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}, .body = gradient::GlobalMaxPoolGradBody},
-=======
-     .type_of_output = {1}, .rule = {.function = gradient::LpPoolGradRule}},
-    // GlobalMaxPoolGrad (dY, X) -> dX  ties: the first one (PyTorch: amax shares; adaptive_max_pool takes one)
-    {.op_type = "GlobalMaxPoolGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2,
-     .type_of_output = {1}, .rule = {.function = gradient::GlobalMaxPoolGradRule, .stops = {1}}},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .type_of_output = {1}, .rule = {.function = gradient::GlobalMaxPoolGradRule, .stops = {1}},
+     .body = gradient::GlobalMaxPoolGradBody},
   };
 }
 // clang-format on

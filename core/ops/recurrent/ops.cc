@@ -76,24 +76,17 @@ std::vector<OpDef> RecurrentOps() {
      .rule = {.function = gradient::LstmRule, .stops = {4}}, .body_refusal = kAsScans},
     // RNNGrad (dY?, dY_h?, X, W, R, B?, sequence_lens?, initial_h?, trace) -> dX, dW, dR, dB, dinitial_h
     {.op_type = "RNNGrad", .domain = kCaesuraDomain, .min_inputs = 9, .max_inputs = 9, .max_outputs = 5,
-<<<<<<< HEAD
-     .type_of_output = {2, 3, 4, 5, 7}, .body_refusal = kAsScans},
+     .type_of_output = {2, 3, 4, 5, 7}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative,
+     .body_refusal = kAsScans},
     // GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, trace)
     // -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
     {.op_type = "GRUGrad", .domain = kCaesuraDomain, .min_inputs = 9, .max_inputs = 9, .max_outputs = 5,
-     .type_of_output = {2, 3, 4, 5, 7}, .body_refusal = kAsScans},
-    {.op_type = "LSTMGrad", .domain = kCaesuraDomain, .min_inputs = 12, .max_inputs = 12, .max_outputs = 7,
-     .type_of_output = {3, 4, 5, 6, 8, 9, 10}, .body_refusal = kAsScans},
-=======
-     .type_of_output = {2, 3, 4, 5, 7}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
-    // GRUGrad likewise. LSTMGrad (dY?, dY_h?, dY_c?, X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, trace)
-    // -> dX, dW, dR, dB, dinitial_h, dinitial_c, dP
-    {.op_type = "GRUGrad", .domain = kCaesuraDomain, .min_inputs = 9, .max_inputs = 9, .max_outputs = 5,
-     .type_of_output = {2, 3, 4, 5, 7}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
+     .type_of_output = {2, 3, 4, 5, 7}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative,
+     .body_refusal = kAsScans},
     {.op_type = "LSTMGrad", .domain = kCaesuraDomain, .min_inputs = 12, .max_inputs = 12, .max_outputs = 7,
      .type_of_output = {3, 4, 5, 6, 8, 9, 10}, .derivative = Derivative::kRefusal,
-     .derivative_note = kNoSecondDerivative},
->>>>>>> 65b9e834 (core: gradient: each rule's ops have rules, but for ten)
+     .derivative_note = kNoSecondDerivative,
+     .body_refusal = kAsScans},
     {.op_type = "DynamicQuantizeLSTM", .domain = kContribDomain, .min_inputs = 12, .max_inputs = 12,
      .min_outputs = 0, .max_outputs = 3, .infer = InferDynamicQuantizeLstm},
   };
