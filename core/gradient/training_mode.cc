@@ -22,7 +22,8 @@ Value* InitializerBehind(Value* value) {
 
 class Switcher {
  public:
-  explicit Switcher(const TrainingModeOptions& options) : options_(options) {}
+  Switcher(const TrainingModeOptions& options, bool holds_gradients)
+      : options_(options), holds_gradients_(holds_gradients) {}
 
   Status Visit(Graph& graph);
   Result<std::vector<StatisticUpdate>> Finish();
@@ -32,8 +33,11 @@ class Switcher {
   void SwitchBatchNormalization(Graph& graph, Node& node);
   void RecordStatistics(Node& node);
   void TakeAssign(Graph& graph, Node& node);
+  // A gradient that the model holds already is that of the node as it stands.
+  bool MaySwitch(const Node& node);
 
   const TrainingModeOptions& options_;
+  const bool holds_gradients_;
   std::vector<StatisticUpdate> updates_;
   std::unordered_map<const Value*, size_t> update_of_;
   std::vector<std::string> problems_;
@@ -47,13 +51,22 @@ bool DecidesItself(const Node& dropout) {
          (mode->producer() != nullptr && mode->producer()->Is("Constant"));
 }
 
+bool Switcher::MaySwitch(const Node& node) {
+  if (!holds_gradients_) return true;
+  problems_.push_back(node.Label() +
+                      " computes something else in training, and the model holds gradients of what "
+                      "it computes now");
+  return false;
+}
+
 void Switcher::SwitchDropout(Graph& graph, Node& node) {
-  if (!DecidesItself(node)) return;
+  if (!DecidesItself(node) || !MaySwitch(node)) return;
   node.SetInput(2, graph.AddInitializer(graph.UniqueName(node.name() + "/training"),
                                         Tensor::Scalar<bool>(true)));
 }
 
 void Switcher::SwitchBatchNormalization(Graph& graph, Node& node) {
+  if (!MaySwitch(node)) return;
   AttributeMap attributes = {{"unbiased", int64_t{options_.unbiased_statistics}}};
   for (const char* name : {"epsilon", "momentum"}) {
     if (const float* value = node.FindAttr<float>(name)) attributes[name] = *value;
@@ -130,6 +143,18 @@ Result<std::vector<StatisticUpdate>> Switcher::Finish() {
   return Unsupported(text);
 }
 
+// All nodes count as forward ones, also those of a gradient that the model holds
+// (gradient_model.h): a training step has a backward of its own. True if there was such a gradient.
+bool MakeForward(Graph& graph) {
+  bool had_others = false;
+  for (const auto& node : graph.nodes()) {
+    had_others |= node->phase() == Phase::kBackward;
+    node->set_phase(Phase::kForward);
+    for (Graph* body : node->Subgraphs()) had_others |= MakeForward(*body);
+  }
+  return had_others;
+}
+
 void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out) {
   for (const auto& node : graph.nodes()) {
     for (const Graph* body : node->Subgraphs()) CollectStatistics(*body, out);
@@ -149,7 +174,7 @@ void CollectStatistics(const Graph& graph, std::unordered_set<const Value*>* out
 Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph,
                                                       const TrainingModeOptions& options) {
   RETURN_IF_ERROR(graph.SortTopologically());
-  Switcher switcher(options);
+  Switcher switcher(options, MakeForward(graph));
   RETURN_IF_ERROR(switcher.Visit(graph));
   return switcher.Finish();
 }

@@ -33,8 +33,9 @@ struct TrainingModeOptions {
 // which running ones are updated with. Dropout drops, but where a graph input or a computed value
 // decides whether it does. Nodes in bodies of If, Loop and Scan too; a
 // BatchNormalization there whose statistics are initializers is kUnsupported, since a body cannot
-// write them back. Values keep their names and identity; two nodes that share statistics update
-// them in turn. An Assign of the model's own (core/ops) is an update, too,
+// write them back. So is either op in a model that holds gradients of its own (gradient_model.h),
+// whose nodes count as forward ones. Values keep their names and identity; two nodes that share
+// statistics update them in turn. An Assign of the model's own (core/ops) is an update, too,
 // of any initializer; whoever reads its output reads the new value.
 Result<std::vector<StatisticUpdate>> SwitchToTraining(Graph& graph,
                                                       const TrainingModeOptions& options = {});

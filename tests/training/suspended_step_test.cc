@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "core/gradient/gradient_model.h"
 #include "core/providers/counting_provider.h"
 #include "tests/temporary_folder.h"
 #include "tests/training/real_step.h"
@@ -78,6 +79,49 @@ void Sweep(const RealModel& real, int every) {
     EXPECT_THAT(second->runs().differences(), IsEmpty());
   }
 }
+
+// A potential of the distances of four points, trained by its energies and forces.
+RealModel Forces() {
+  RealModel out =
+      MakeRealModel(R"(potential (float[batch,4,3] positions, float[6] scale, float[6] shift,
+      float[6,16] w0, float[16] b0, float[16,1] w1) => (float[batch,1] energies) {
+    from = Constant <value_ints = [0, 0, 0, 1, 1, 2]> ()
+    to = Constant <value_ints = [1, 2, 3, 2, 3, 3]> ()
+    axis = Constant <value_ints = [-1]> ()
+    start = Gather <axis = 1> (positions, from)
+    end = Gather <axis = 1> (positions, to)
+    apart = Sub (start, end)
+    squares = Mul (apart, apart)
+    far = ReduceSum <keepdims = 0> (squares, axis)
+    distances = Sqrt (far)
+    normal = LayerNormalization (distances, scale, shift)
+    hidden = Gemm (normal, w0, b0)
+    bent = Softplus (hidden)
+    energies = MatMul (bent, w1)
+  })",
+                    1);
+  out.model =
+      GradientModel(out.model, {.by = {"positions"}, .sum = true, .scale = -1, .names = {"forces"}})
+          .value();
+  out.options.step.loss = Loss::MeanSquaredError("measured_energies");
+  out.options.step.loss.also = {"forces=measured_forces*10"};
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  out.batches.resize(kUpdates);
+  for (NamedValues& batch : out.batches) {
+    for (const auto& [name, shape] :
+         {std::pair("positions", Shape{5, 4, 3}), std::pair("measured_energies", Shape{5, 1}),
+          std::pair("measured_forces", Shape{5, 4, 3})}) {
+      Tensor tensor = Tensor::Zeros(DType::kFloat32, shape);
+      for (int64_t e = 0; e < tensor.elements(); ++e) tensor.data<float>()[e] = normal(random);
+      batch[name] = std::move(tensor);
+    }
+  }
+  return out;
+}
+
+// The gradient of a gradient stops and goes on as any step does.
+TEST(SuspendedStep, OfAPotentialThatIsTrainedByItsForces) { Sweep(Forces(), 1); }
 
 TEST(SuspendedStep, OfAnMlp) { Sweep(Mlp(), 1); }
 

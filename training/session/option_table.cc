@@ -96,6 +96,11 @@ std::vector<TrainingOption> MakeTable() {
       Plain("prediction", std::string("y"),
             "The output of the model that the loss is about; by default the first.",
             [](auto& o) -> auto& { return o.step.loss.prediction; }),
+      Plain(
+          "also", Names{"y=u*2"},
+          "Further terms of the loss, PREDICTION=TARGET or PREDICTION=TARGET*WEIGHT: the same loss "
+          "between other outputs and new inputs, times a weight.",
+          [](auto& o) -> auto& { return o.step.loss.also; }),
       Plain("class_axis", int64_t{-1},
             "The axis of cross_entropy's scores that holds the classes; below 0 from the end.",
             [](auto& o) -> auto& { return o.step.loss.class_axis; }),
@@ -229,6 +234,8 @@ std::vector<OptionConflict> MakeConflicts() {
       {early, Any("refuse_nonfinite"), kAlways, kInvalid, shows_late},
       {Any("refuse_nonfinite"), fp16, kAlways, kInvalid,
        "an update whose gradients overflow is skipped instead"},
+      {Any("also"), Is("mean_over", "tokens"), kAlways, kInvalid,
+       "a loss of several terms is no mean of elements"},
       {Any("logical_shards"), Any("accumulation_steps"), kAlways, kInvalid,
        "the micro-steps of an update follow from the shards"},
       {Any("logical_shards"), Any("keep_gradients"), kAlways, kUnsupported,

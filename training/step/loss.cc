@@ -2,6 +2,8 @@
 #include "training/step/loss.h"
 
 #include <cassert>
+#include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "core/base/status_macros.h"
@@ -24,6 +26,14 @@ class LossWriter {
   Value* Ints(const std::vector<int64_t>& values) {
     return graph_.AddInitializer(
         "loss_shape", Tensor::Of<int64_t>(Shape{static_cast<int64_t>(values.size())}, values));
+  }
+  Value* Number(double number, DType dtype) {
+    Tensor tensor = Tensor::Zeros(dtype, Shape{});
+    DispatchFloat(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      *tensor.data<T>() = static_cast<T>(static_cast<float>(number));
+    });
+    return graph_.AddInitializer("loss_weight", std::move(tensor));
   }
   Value* Mean(Value* value) { return Op("ReduceMean", {value}, {{"keepdims", int64_t{0}}}); }
   const Status& status() const { return status_; }
@@ -111,9 +121,8 @@ ValueType TargetType(const Value& prediction, const Loss& loss, int class_axis) 
   return type;
 }
 
-}  // namespace
-
-Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
+// The mean between one output and a new input.
+Result<Value*> AddTerm(Graph& graph, LossWriter& w, const Loss& loss) {
   ASSIGN_OR_RETURN(Value * prediction, FindPrediction(graph, loss));
   if (loss.kind == Loss::Kind::kOutput) return prediction;
   if (graph.Resolve(loss.target) != nullptr) {
@@ -125,33 +134,66 @@ Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
     ASSIGN_OR_RETURN(class_axis, ClassAxis(*prediction, loss));
   }
   Value* target = graph.AddInput(loss.target, TargetType(*prediction, loss, class_axis));
-  LossWriter w(graph);
-  Value* result = nullptr;
   switch (loss.kind) {
-    case Loss::Kind::kCrossEntropy:
-      result = CrossEntropy(w, prediction, target, loss, class_axis);
-      break;
+    case Loss::Kind::kCrossEntropy: return CrossEntropy(w, prediction, target, loss, class_axis);
     case Loss::Kind::kMeanSquaredError: {
       Value* difference = w.Op("Sub", {prediction, target});
-      result = w.Mean(w.Op("Mul", {difference, difference}));
-      break;
+      return w.Mean(w.Op("Mul", {difference, difference}));
     }
     case Loss::Kind::kMeanAbsoluteError:
-      result = w.Mean(w.Op("Abs", {w.Op("Sub", {prediction, target})}));
-      break;
+      return w.Mean(w.Op("Abs", {w.Op("Sub", {prediction, target})}));
     case Loss::Kind::kBinaryCrossEntropyLogits:
       // softplus(x) - x t = log(1 + exp(x)) - x t
-      result =
-          w.Mean(w.Op("Sub", {w.Op("Softplus", {prediction}), w.Op("Mul", {prediction, target})}));
-      break;
+      return w.Mean(
+          w.Op("Sub", {w.Op("Softplus", {prediction}), w.Op("Mul", {prediction, target})}));
     case Loss::Kind::kOutput: break;
   }
+  return prediction;
+}
+
+}  // namespace
+
+Result<std::vector<LossTerm>> LossTerms(const Loss& loss) {
+  std::vector<LossTerm> terms = {{loss.prediction, loss.target}};
+  for (const std::string& text : loss.also) {
+    const size_t equals = text.find('='), star = text.rfind('*');
+    const bool has_weight =
+        star != std::string::npos && equals != std::string::npos && star > equals;
+    const std::string number = has_weight ? text.substr(star + 1) : "1";
+    char* end = nullptr;
+    const double weight = std::strtod(number.c_str(), &end);
+    const size_t last = has_weight ? star : text.size();
+    const bool is_whole = equals != std::string::npos && equals > 0 && equals + 1 < last &&
+                          !number.empty() && *end == 0 && std::isfinite(weight);
+    if (!is_whole) {
+      return InvalidArgument("also: expected PREDICTION=TARGET or PREDICTION=TARGET*WEIGHT, got '" +
+                             text + "'");
+    }
+    terms.push_back({text.substr(0, equals), text.substr(equals + 1, last - equals - 1), weight});
+  }
+  if (terms.size() > 1 && loss.kind == Loss::Kind::kOutput)
+    return InvalidArgument("also: a loss of the model's own has no further terms");
+  return terms;
+}
+
+Result<Value*> AddLoss(Graph& graph, const Loss& loss) {
+  ASSIGN_OR_RETURN(const std::vector<LossTerm> terms, LossTerms(loss));
+  LossWriter w(graph);
+  Value* sum = nullptr;
+  for (const LossTerm& term : terms) {
+    Loss one = loss;
+    one.prediction = term.prediction;
+    one.target = term.target;
+    ASSIGN_OR_RETURN(Value * value, AddTerm(graph, w, one));
+    if (term.weight != 1) value = w.Op("Mul", {value, w.Number(term.weight, value->dtype())});
+    sum = sum == nullptr ? value : w.Op("Add", {sum, value});
+  }
   RETURN_IF_ERROR(w.status().WithPrefix("loss: "));
-  return result;
+  return sum;
 }
 
 Result<Value*> AddLossCount(Graph& graph, const Loss& loss, const Value& value) {
-  assert(value.graph() == &graph);
+  assert(value.graph() == &graph && loss.also.empty());
   if (value.dtype() != DType::kFloat32 && value.dtype() != DType::kFloat64) {
     return InvalidArgument(
         std::string("mean over tokens: expected a loss of float32 or float64, got ") +

@@ -32,6 +32,9 @@ struct Loss {
   // kCrossEntropy: the axis of the scores that holds the classes; below 0: from the end. Targets
   // have the other axes.
   int class_axis = 1;
+  // Further terms, PREDICTION=TARGET or PREDICTION=TARGET*WEIGHT: the weight (1) times the same
+  // loss between another output and target is added. Not with kOutput.
+  std::vector<std::string> also = {};
 
   static Loss CrossEntropy(std::string target = "target") {
     return {Kind::kCrossEntropy, "", std::move(target)};

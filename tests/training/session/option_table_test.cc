@@ -15,6 +15,7 @@
 #include "tests/core/distributed/rank_threads.h"
 #include "training/session/rank_group.h"
 #include "training/session/training_session.h"
+#include "training/step/loss.h"
 
 namespace caesura::testing {
 namespace {
@@ -73,8 +74,9 @@ std::string Train(TrainingOptions options, Communicator* communicator, std::vect
   TrainingSession& session = **made;
   for (int step = 0; step < 8; ++step) {
     const auto base = static_cast<float>(step + session.ranks().rank());
-    const Result<double> value =
-        session.Step({{"x", Tensor::Of<float>({2, 2}, {base, 1, -1, 2})}, {loss.target, target}});
+    NamedValues feeds = {{"x", Tensor::Of<float>({2, 2}, {base, 1, -1, 2})}};
+    for (const LossTerm& term : LossTerms(loss).value()) feeds[term.target] = target;
+    const Result<double> value = session.Step(feeds);
     if (!value.ok()) return value.status().message();
     EXPECT_TRUE(std::isfinite(*value));
   }

@@ -179,5 +179,34 @@ TEST(Losses, RefusesWhatDoesNotFit) {
               HasSubstr("expected a loss of float32 or float64, got float16"));
 }
 
+TEST(Losses, SeveralTermsAreWeighed) {
+  Model model = LossModel("(float[2, 3] x) => (float[2, 3] y, float[2, 3] z)",
+                          "y = Identity (x) z = Neg (x)");
+  Loss loss = Loss::MeanSquaredError("t");
+  loss.also = {"z=u*0.5", "z=v"};
+  Value* value = AddLoss(*model.graph, loss).value();
+  model.graph->ClearOutputs();
+  model.graph->AddOutput(value);
+  auto session = Session::Create(std::move(model)).value();
+  const auto filled = [](float x) { return Tensor::Of<float>({2, 3}, std::vector<float>(6, x)); };
+  const NamedValues feeds = {
+      {"x", filled(1)}, {"t", filled(3)}, {"u", filled(3)}, {"v", filled(0)}};
+  EXPECT_EQ(session->Run(feeds).value()[0].tensor().ToVector<float>()[0], 4 + 0.5f * 16 + 1);
+}
+
+TEST(Losses, TermsOfAnotherFormAreRefused) {
+  Loss loss = Loss::MeanSquaredError("t");
+  for (const char* text : {"y", "=t", "y=", "y=*2", "y=t*", "y=t*two", "y=t*nan"}) {
+    loss.also = {text};
+    EXPECT_EQ(LossTerms(loss).status().message(),
+              "also: expected PREDICTION=TARGET or PREDICTION=TARGET*WEIGHT, got '" +
+                  std::string(text) + "'");
+  }
+  Loss own = Loss::Output("y");
+  own.also = {"z=t"};
+  EXPECT_EQ(LossTerms(own).status().message(),
+            "also: a loss of the model's own has no further terms");
+}
+
 }  // namespace
 }  // namespace caesura

@@ -10,6 +10,7 @@
 #include "training/command/tensor_files.h"
 #include "training/command/train/trained_model.h"
 #include "training/data/dataset.h"
+#include "training/step/loss.h"
 
 namespace caesura::command {
 namespace {
@@ -24,8 +25,7 @@ struct Wanted {
   DType dtype;
 };
 
-const Value* Prediction(const TrainOptions& options, const Model& model) {
-  const std::string& named = options.training.step.loss.prediction;
+const Value* Prediction(const Model& model, const std::string& named) {
   for (const Value* output : model.graph->outputs()) {
     if (named.empty() || output->name() == named) return output;
   }
@@ -48,12 +48,14 @@ Result<std::vector<Wanted>> WantedArrays(const TrainOptions& options, const Mode
   }
   if (!named.empty())
     return InvalidArgument("--feed: the model has no input '" + named.begin()->first + "'");
-  const Value* prediction = Prediction(options, model);
-  const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
-  const Loss::Kind loss = options.training.step.loss.kind;
-  if (loss != Loss::Kind::kOutput) {
-    out.push_back({kTargetInput, options.target,
-                   loss == Loss::Kind::kCrossEntropy ? DType::kInt64 : like_prediction});
+  const Loss& loss = options.training.step.loss;
+  ASSIGN_OR_RETURN(const std::vector<LossTerm> terms, LossTerms(loss));
+  for (size_t i = 0; i < terms.size() && loss.kind != Loss::Kind::kOutput; ++i) {
+    const Value* prediction = Prediction(model, terms[i].prediction);
+    const DType like_prediction = prediction == nullptr ? DType::kUndefined : prediction->dtype();
+    out.push_back({i == 0 ? kTargetInput : terms[i].target,
+                   i == 0 ? options.target : terms[i].target,
+                   loss.kind == Loss::Kind::kCrossEntropy ? DType::kInt64 : like_prediction});
   }
   return out;
 }

@@ -266,6 +266,7 @@ void AddLossOptions(CLI::App& app, TrainOptions* o) {
   CLI::Option* loss = AddTableOption(app, "loss", o)->group(group);
   if (!o->has_loss) loss->default_str("")->each([o](const std::string&) { o->has_loss = true; });
   AddTableOption(app, "prediction", o)->group(group);
+  AddTableOption(app, "also", o, " (repeatable)")->group(group);
   app.add_option("--class-axis", o->class_axis,
                  SentenceOf("class_axis") + "; by default 1, for text -1")
       ->group(group);

@@ -34,6 +34,8 @@ class TrainingSession(FallsBack):
             loss itself. The first four are between the output `prediction` and a new input named `target`.
         target: The name of the input that the loss compares with.
         prediction: The output of the model that the loss is about; by default the first. With "output" it is the loss.
+        also: Further terms of the loss, PREDICTION=TARGET or PREDICTION=TARGET*WEIGHT: the same loss between other
+            outputs and new inputs, times a weight. Not with "output".
         class_axis: The axis of cross_entropy's scores that holds the classes; below 0 from the end.
         optimizer: one of caesura.optim, with PyTorch's names and defaults.
         trainable: Initializers to train ('*' matches anything); by default all that a gradient reaches. These are floating
@@ -94,7 +96,7 @@ class TrainingSession(FallsBack):
     _session: _core.Training
 
     def __init__(self, model: Model, *, loss: Loss = "cross_entropy", target: str = "target", prediction: str = "",
-                 class_axis: int = 1, optimizer: Optimizer = AdamW(), trainable: Sequence[str] = (),
+                 also: Sequence[str] = (), class_axis: int = 1, optimizer: Optimizer = AdamW(), trainable: Sequence[str] = (),
                  frozen: Sequence[str] = (), train_constants: bool = False, clip_norm: float = 0.0, accumulation_steps: int = 1,
                  commit: Commit = "late", undo: bool = False, on_failure: OnFailure = "stop", retries: int = 1, parts: int = 2,
                  precision: Precision = "fp32", refuse_nonfinite: bool = False, memory_budget: int = 0,
@@ -106,7 +108,7 @@ class TrainingSession(FallsBack):
             raise TypeError(f"optimizer is one of caesura.optim, such as caesura.optim.AdamW(lr=1e-3), got {optimizer!r}")
         self._keep_outputs = tuple(keep_outputs)
         self._session = _core.Training.open(model_source(model), {
-            "loss": loss, "target": target, "prediction": prediction, "class_axis": class_axis,
+            "loss": loss, "target": target, "prediction": prediction, "also": list(also), "class_axis": class_axis,
             "optimizer": type(optimizer).__name__.lower(), "groups": [], "fed": [], "coefficients": optimizer._coefficients(),
             "trainable": list(trainable), "frozen": list(frozen), "train_constants": train_constants,
             "clip_norm": float(clip_norm),
