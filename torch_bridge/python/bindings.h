@@ -141,6 +141,7 @@ void BindValues(nanobind::module_& m);     // values.cc: RuntimeValue to and fro
 void BindOrtValue(nanobind::module_& m);   // ort_value.cc
 void BindCustomOps(nanobind::module_& m);  // custom_ops.cc
 void BindSession(nanobind::module_& m);    // inference_session.cc
+void BindGradient(nanobind::module_& m);   // gradient.cc
 void BindTraining(nanobind::module_& m);   // training_session.cc
 void BindStepCall(nanobind::module_& m);   // step_call.cc
 void BindSplit(nanobind::module_& m);      // split_module.cc

@@ -239,6 +239,7 @@ NB_MODULE(_core, m) {
   caesura::python::BindOrtValue(m);
   caesura::python::BindCustomOps(m);
   caesura::python::BindSession(m);
+  caesura::python::BindGradient(m);
   caesura::python::BindTraining(m);
   caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);

@@ -7,6 +7,7 @@
     optimizer = caesura.fuse(optimizer)                           # the update of a loop of your own in one call
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
     session = caesura.onnxruntime.InferenceSession("net.onnx")    # or one that is only run
+    forces = caesura.gradient("energy.onnx", by="positions")      # its gradient, as a model
 
 A name that needs PyTorch imports it at its first use.
 """
@@ -25,6 +26,7 @@ from caesura import integrations as integrations, onnxruntime as onnxruntime, op
 from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, StrictError, Suspended
 from caesura.ranks import Ranks
 from caesura.reports import profile, stats, strict
+from caesura.sessions.gradient import gradient
 from caesura.sessions.split import SplitModule
 from caesura.sessions.training import TrainingSession
 
@@ -44,7 +46,7 @@ _WITH_TORCH = {
 }
 __all__ = [
     "CompiledStep", "Error", "FallbackWarning", "RankFailure", "Ranks", "SplitModule", "StepRefused", "StrictError",
-    "Suspended", "TrainingSession", "compile_step", "fuse", "load", "profile", "stats", "strict", "wrap",
+    "Suspended", "TrainingSession", "compile_step", "fuse", "gradient", "load", "profile", "stats", "strict", "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// caesura.gradient.
+#include <utility>
+
+#include "core/gradient/gradient_model.h"
+#include "core/onnx/model_writer.h"
+#include "torch_bridge/python/bindings.h"
+
+namespace nb = nanobind;
+
+namespace caesura::python {
+namespace {
+
+// The bytes of the model, or None where it is written to `path`.
+nb::object Gradient(nb::object source, const GradientModelOptions& options,
+                    const std::string& path) {
+  const Model model = ReadSource(std::move(source));
+  const Model gradient = Unwrap(WithoutGil([&] { return GradientModel(model, options); }));
+  if (!path.empty()) {
+    Check(WithoutGil([&] { return WriteModel(gradient, path); }), /*of_file=*/true);
+    return nb::none();
+  }
+  const std::string bytes = Unwrap(WithoutGil([&] { return SerializeModel(gradient); }));
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+void BindGradient(nb::module_& m) {
+  m.def(
+      "gradient",
+      [](nb::object source, std::vector<std::string> of, std::vector<std::string> by, bool sum,
+         double scale, std::vector<std::string> names, bool hessian_product,
+         const std::string& path) {
+        return Gradient(std::move(source),
+                        {.of = std::move(of),
+                         .by = std::move(by),
+                         .sum = sum,
+                         .scale = scale,
+                         .names = std::move(names),
+                         .hessian_product = hessian_product},
+                        path);
+      },
+      nb::arg("source"), nb::kw_only(), nb::arg("of"), nb::arg("by"), nb::arg("sum"),
+      nb::arg("scale"), nb::arg("names"), nb::arg("hessian_product"), nb::arg("path"));
+}
+
+}  // namespace caesura::python
