@@ -20,7 +20,7 @@ Exprs FunctionGradient(GradientContext& g, const std::string& op_type, const Exp
   }
   Node* node = writer.Add(op_type, copies, g.attributes());
   node->output(0)->set_type(dy.value()->type());
-  // What nobody reads would be left out of the body.
+  // The body leaves out what nobody reads.
   Value* y = writer.Add("Identity", {node->output(0)})->output(0);
   y->set_type(dy.value()->type());
   options.ys = {{y, dy.value()}};

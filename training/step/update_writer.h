@@ -113,6 +113,8 @@ class UpdateWriter {
   std::vector<std::vector<int>> GivenBuckets() const;
   // True if each rank has its own part of the trained parameter.
   bool IsRankPart(int trained) const;
+  // The global norm of what this rank has.
+  Value* OwnNorm(const std::vector<Value*>& gradients);
   // The global norm; of what ranks have parts of, over the parts of all ranks.
   Value* Norm(const std::vector<Value*>& gradients);
   // The sum of squares, as a float64 scalar.

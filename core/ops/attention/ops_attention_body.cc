@@ -70,7 +70,7 @@ class Attention {
     if (nan_rows == 2) return Where(Op("IsNaN", {p}), zero, p);
     return nan_rows == 0 && has_mask ? Where(Nowhere(), zero, p) : p;
   }
-  // Of queries that may look nowhere +inf.
+  // It is +inf for queries that may look nowhere.
   Expr LogSum() {
     const Expr wide = Cast(scores, LogSumDType(scores.dtype()));
     const Expr sum = Op("ReduceLogSumExp", {wide, Ints({-1}, wide)}, {{"keepdims", int64_t{1}}});
