@@ -12,8 +12,9 @@ from torch import nn  # noqa: E402
 import caesura  # noqa: E402
 
 JOINABLE = ("join_hook", "join_device", "join_process_group")  # which PyTorch's Join asks for
-VERBS = ["step", "evaluate", "plan", "memory", "save", "restore", "report", "export", "suspend", "suspend_on", "suspend_after",
-         "suspend_at", "suspended", "step_differences", "resume", "drop", "regroup", "learning_rate", "updates"]
+VERBS = ["step", "evaluate", "plan", "memory", "save", "restore", "report", "export", "export_training", "suspend", "suspend_on",
+         "suspend_after", "suspend_at", "suspended", "step_differences", "resume", "drop", "regroup", "learning_rate", "updates",
+         "gradient_norm"]
 
 
 def make(**options):
@@ -35,7 +36,7 @@ def test_steps_and_sessions_have_the_same_verbs():
             names = [[p for p in inspect.signature(f).parameters if p not in of_inputs] for f in (ours, theirs)]
             assert [n.replace("folder", "path") for n in names[0]] == names[1], verb
     public = {name for name in dir(caesura.CompiledStep) if not name.startswith("_")}
-    assert public == {*VERBS, *JOINABLE, "gather_state", "micro_steps"}
+    assert public == {*VERBS, *JOINABLE, "gather_state", "micro_steps", "update_next"}
 
 
 def test_what_a_step_tells_of_itself():
