@@ -101,11 +101,20 @@ def _detach(graph, node, source):
 
 
 def record(graph: torch.fx.GraphModule):
-    """Lets the graph switch autograd on for its own gradients, and off at its end, where AOTAutograd reads the mode."""
+    """Lets the graph switch autograd on for its own gradients, and off at its end, where AOTAutograd reads the mode. Its results are
+    detached: AOTAutograd would trace their gradients, too."""
     first, last = next(iter(graph.graph.nodes)), next(n for n in graph.graph.nodes if n.op == "output")
-    for node, mode in (first, True), (last, False):
-        with graph.graph.inserting_before(node):
-            graph.graph.call_function(set_grad_enabled, (mode,))
+
+    def detached(node):
+        if node.op == "placeholder" or not any(t.requires_grad for t in tensors_of(node)):
+            return node
+        return graph.graph.call_function(aten.detach.default, (node,))
+
+    with graph.graph.inserting_before(first):
+        graph.graph.call_function(set_grad_enabled, (True,))
+    with graph.graph.inserting_before(last):
+        graph.graph.call_function(set_grad_enabled, (False,))
+        last.args = torch.fx.map_arg(last.args, detached)
     graph.recompile()
 
 
