@@ -18,8 +18,8 @@ def train(step: str, data: str, batch_size: int, updates: int, output: str) -> l
         rows = np.arange(update * batch_size, (update + 1) * batch_size) % count
         feeds = {name: values[rows] for name, values in arrays.items()} | {"caesura.step": np.array(update + 1)}
         found = dict(zip(names, run.run(None, feeds | state)))
-        losses.append(float(found.pop("caesura.loss")))
-        state = {name.removeprefix("updated."): value for name, value in found.items()}
+        losses.append(float(found["caesura.loss"]))
+        state = {name.removeprefix("updated."): value for name, value in found.items() if name.startswith("updated.")}
     np.savez(output, **state)
     return losses
 

@@ -5,12 +5,17 @@ import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 
+import numpy as np
+import onnx.parser
 import pytest
 from fork_server import Program
+
+import caesura.onnxruntime
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("digits", "export_step"))
@@ -50,6 +55,23 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
                                               f"import matplotlib\nmatplotlib.use('Agg')\n{code}\n")
     monkeypatch.chdir(tmp_path)
     assert accuracy(run_in_a_fork(tmp_path / "five_minutes.py")) > 0.93
+
+
+def test_an_exported_step_trains_in_onnxruntime(tmp_path, monkeypatch):
+    """caesura.onnxruntime stands in for onnxruntime, which the tests do without."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", caesura.onnxruntime)
+    net = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N,2] x) => (float[N,2] y) <float[2,2] w = {0.1, 0, 0, 0.1}> { y = MatMul (x, w) }""")
+    session = caesura.TrainingSession(net, loss="cross_entropy", target="t", optimizer=caesura.optim.AdamW(lr=0.1))
+    session.export_training(tmp_path / "step.onnx")
+    x = np.random.default_rng(0).standard_normal((48, 2)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, t=(x[:, 0] > 0).astype(np.int64))
+    train = runpy.run_path(str(FOLDER.parent / "exported_step" / "train_in_onnxruntime.py"))["train"]
+    losses = train(tmp_path / "step.onnx", tmp_path / "data.npz", 32, 40, tmp_path / "trained.npz")
+    assert len(losses) == 40 and losses[-1] < 0.3 * losses[0]
+    trained = np.load(tmp_path / "trained.npz")
+    session.set_parameter("w", trained["w"])
+    assert session.parameters()["w"].tobytes() == trained["w"].tobytes()
 
 
 def test_ranks_in_python(tmp_path):

@@ -114,10 +114,12 @@ std::vector<std::string> PartsOfAStep() {
   return {
       "(float[N,3] x) => (float[N,3] y, float[N,3] z) { y = ai.caesura.Copy (x) z = "
       "ai.caesura.Detach (y) }",
-      "(float[3] target, float[3] x) => (float[3] y) { c = ai.caesura.Copy (target) z = Neg (x) y = "
+      "(float[3] target, float[3] x) => (float[3] y) { c = ai.caesura.Copy (target) z = Neg (x) y "
+      "= "
       "ai.caesura.Assign (c, z) }",
       "(float[3] sum, float[3] x) => (float[3] y, float[3] z) <bool no = {0}, bool yes = {1}> {"
-      " c = ai.caesura.Copy (sum) y = ai.caesura.InPlaceAccumulator (c, x, no) z = ai.caesura.AccumulatedSum (x, y, yes) }",
+      " c = ai.caesura.Copy (sum) y = ai.caesura.InPlaceAccumulator (c, x, no) z = "
+      "ai.caesura.AccumulatedSum (x, y, yes) }",
       "(float[3] a, float16[2,2] b) => (float norm, double s, double t, double u)"
       " <double factor = {0.5}> { norm = ai.caesura.GlobalNorm (a, b)"
       " s = ai.caesura.ClipScale <max_norm = double {0.25}> (norm, factor) t = "

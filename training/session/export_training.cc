@@ -22,15 +22,19 @@
 namespace caesura {
 namespace {
 
-// The program of this part, whatever it would be in the session.
-Result<StepProgram> ProgramOf(const StepRuns& runs, TrainingPart part) {
+// The options of this part, whatever they are in the session.
+StepOptions OptionsOf(const StepRuns& runs, TrainingPart part) {
   StepOptions step = runs.options().step;
-  if (part == TrainingPart::kGradients) {
-    step.keep_gradients = true;
-    step.clip_norm = 0;
-    step.accumulation_steps = 1;
-    step.refuse_nonfinite = false;
-  } else if (part == TrainingPart::kAccumulate && step.accumulation_steps == 1) {
+  if (part != TrainingPart::kGradients) return step;
+  step.keep_gradients = true;
+  step.clip_norm = 0;
+  step.accumulation_steps = 1;
+  step.refuse_nonfinite = false;
+  return step;
+}
+
+Result<StepProgram> ProgramOf(const StepRuns& runs, const StepOptions& step, TrainingPart part) {
+  if (part == TrainingPart::kAccumulate && step.accumulation_steps == 1) {
     return InvalidArgument(
         "what: 'accumulate' needs a session that accumulates gradients, accumulation_steps is 1");
   }
@@ -127,22 +131,24 @@ Status Simplify(Model& model) {
   return {};
 }
 
-// The names of the file's outputs, those of new values left out.
-std::vector<std::string> OutputNames(const StepProgram& program, TrainingPart part) {
-  std::vector<std::string> names;
-  for (const Value* output : program.graph->outputs()) names.push_back(output->name());
-  names[0] = kLossOutput;
-  const size_t first = names.size() - program.trained;
-  for (int i = 0; part == TrainingPart::kGradients && i < program.trained; ++i)
-    names[first + i] = "gradient." + program.parameters[i];
+// The names of the file's outputs, those of new values left out: in the order of StepProgram.
+std::vector<std::string> OutputNames(const StepProgram& program, const StepOptions& step,
+                                     TrainingPart part) {
+  std::vector<std::string> names = {kLossOutput};
+  names.insert(names.end(), step.keep_outputs.begin(), step.keep_outputs.end());
+  for (int i = 0; step.keep_gradients && i < program.trained; ++i)
+    names.push_back(kGradientPrefix + program.parameters[i]);
+  const bool updates = part == TrainingPart::kStep;
+  if (updates && step.clip_norm > 0) names.push_back(kGradientNormOutput);
+  if (updates && program.graph->FindValue(kLossScaleInput) != nullptr)
+    names.push_back(kGradientScaleOutput);
   return names;
 }
 
 // Rewrites the program's graph, which is the model's, in ONNX's operators; what it writes to
-// becomes inputs and outputs.
-Status MakePlain(const StepProgram& program, TrainingPart part, Model& model) {
+// becomes inputs and outputs. `names`: of the outputs that it has.
+Status MakePlain(const StepProgram& program, std::vector<std::string> names, Model& model) {
   Graph& graph = *model.graph;
-  std::vector<std::string> names = OutputNames(program, part);
   const std::map<std::string, Value*> last = LastValues(graph, program.parameters);
   for (const std::string& name : program.parameters) {
     Value* value = graph.FindValue(name);
@@ -166,11 +172,12 @@ Status MakePlain(const StepProgram& program, TrainingPart part, Model& model) {
 }  // namespace
 
 Status ExportTraining(const SessionParts& from, const std::string& path, TrainingPart part) {
-  ASSIGN_OR_RETURN(const StepProgram program, ProgramOf(from.runs, part));
+  const StepOptions step = OptionsOf(from.runs, part);
+  ASSIGN_OR_RETURN(const StepProgram program, ProgramOf(from.runs, step, part));
   Model model;
   model.graph = program.graph;
   model.producer = "caesura";
-  RETURN_IF_ERROR(MakePlain(program, part, model));
+  RETURN_IF_ERROR(MakePlain(program, OutputNames(program, step, part), model));
   RETURN_IF_ERROR(SetDefaults(from, program.parameters, *model.graph));
   model.graph->RemoveUnusedValues();
   return WriteModel(model, path);

@@ -20,8 +20,13 @@ enum class TrainingPart : uint8_t {
   kGradients,   // the loss and the gradients; what follows them is the reader's
 };
 
-// Outputs of the file: the loss, and the new value of the input NAME.
+// Outputs of the file: the loss; with clip_norm the gradients' norm before clipping (float64);
+// where the loss is scaled what gradients were multiplied with (float64; not finite: nothing was
+// updated); the gradient of the parameter NAME; and the new value of the input NAME.
 inline constexpr char kLossOutput[] = "caesura.loss";
+inline constexpr char kGradientNormOutput[] = "caesura.gradient_norm";
+inline constexpr char kGradientScaleOutput[] = "caesura.gradient_scale";
+inline constexpr char kGradientPrefix[] = "gradient.";
 inline constexpr char kUpdatedPrefix[] = "updated.";
 
 // Writes the file as TrainingSession::ExportTraining does.

@@ -120,9 +120,10 @@ class TrainingSession {
   // Writes the step, a part of it or its gradients as one ONNX file of ONNX's own operators, from
   // where the session is now. Its inputs are the feeds, the parameters and the optimizer state by
   // their names (SessionParameters::Get), the program's own (training/step/step_program.h) and, for
-  // random numbers, those of core/gradient/op_body.h; its outputs the loss (kLossOutput), and for
-  // each input NAME that a step changes its new value (kUpdatedPrefix). Parameters, state, learning
-  // rate and seed have what they are now as defaults. Fails with kUnsupported before anything is
+  // random numbers, those of core/gradient/op_body.h; its outputs those of
+  // StepProgram::graph under the names of training/session/export_training.h, and for each input
+  // NAME that a step changes its new value (kUpdatedPrefix). Parameters, state, learning rate and
+  // seed have what they are now as defaults. Fails with kUnsupported before anything is
   // written, listing all nodes that ONNX has no operators for.
   Status ExportTraining(const std::string& path, TrainingPart part = TrainingPart::kStep) const;
 

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import caesura  # noqa: E402
+from caesura import onnxruntime  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -40,6 +41,27 @@ def parts():
 
 def batches(count):
     return [(torch.randn(6, 1, 8, 8), torch.randint(0, 5, (6,))) for _ in range(count)]
+
+
+def test_export_training_trains_the_module_elsewhere(parts, tmp_path):
+    module, optimizer, step = parts
+    data = batches(5)
+    [step(*batch) for batch in data[:2]]
+    step.export_training(tmp_path / "step.onnx", *data[0])
+    step.export(tmp_path / "step", *data[0])
+    subprocess.run(["caesura", "convert", "--training", tmp_path / "step", tmp_path / "converted.onnx"], check=True)
+    assert onnx.load(tmp_path / "converted.onnx") == onnx.load(tmp_path / "step.onnx")
+    run = onnxruntime.InferenceSession(tmp_path / "step.onnx")
+    names, state = [output.name for output in run.get_outputs()], {}
+    for i, (image, target) in enumerate(data[2:], 3):
+        feeds = {"image": image.numpy(), "target": target.numpy(), "caesura.step": np.array(i)}
+        found = dict(zip(names, run.run(None, feeds | state)))
+        np.testing.assert_allclose(found["caesura.loss"], float(step(image, target)), rtol=1e-4)
+        state = {name.removeprefix("updated."): value for name, value in found.items() if name.startswith("updated.")}
+    for name, value in module.state_dict().items():
+        if value.is_floating_point():
+            np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+    optimizer.zero_grad()
 
 
 SCRIPT = """

@@ -121,6 +121,39 @@ def test_clipping(tmp_path):
     check(ours, tmp_path / "step.onnx", [batch(i) for i in range(5)])
 
 
+def outputs(path, feeds):
+    run = onnxruntime.InferenceSession(path)
+    return dict(zip([output.name for output in run.get_outputs()], run.run(None, feeds)))
+
+
+def test_what_the_session_keeps_and_the_norm_have_names(tmp_path):
+    ours = session(clip_norm=0.05, keep_gradients=True, keep_outputs=["scores"])
+    ours.export_training(tmp_path / "step.onnx")
+    plain(tmp_path / "step.onnx")
+    found = outputs(tmp_path / "step.onnx", batch(1) | {"caesura.step": np.array(1)})
+    assert list(found)[:6] == ["caesura.loss", "scores", "gradient.w", "gradient.b", "gradient.v", "caesura.gradient_norm"]
+    assert all(name.startswith("updated.") for name in list(found)[6:])
+    ours.step(batch(1))
+    np.testing.assert_allclose(found["scores"], ours.outputs()["scores"], rtol=1e-5, atol=1e-7)
+    squares = sum(np.sum(np.square(value, dtype=np.float64)) for value in ours.gradients().values())
+    np.testing.assert_allclose(found["caesura.gradient_norm"], np.sqrt(squares), rtol=1e-5)
+
+
+def test_a_scaled_loss_tells_what_was_left_out(tmp_path):
+    ours = session(precision="fp16")
+    ours.export_training(tmp_path / "step.onnx")
+    plain(tmp_path / "step.onnx")
+    found = outputs(tmp_path / "step.onnx", batch(1) | {"caesura.step": np.array(1)})
+    assert found["caesura.gradient_scale"] == 1 / 65536
+    np.testing.assert_allclose(found["caesura.loss"], ours.step(batch(1)), rtol=1e-3)
+    for name, value in ours.parameters().items():
+        np.testing.assert_allclose(found[f"updated.{name}"], value, rtol=2e-3, atol=2e-3)
+    broken = batch(1) | {"x": np.full((4, 3), np.inf, np.float32), "caesura.step": np.array(1)}
+    left = outputs(tmp_path / "step.onnx", broken)
+    assert not np.isfinite(left["caesura.gradient_scale"])
+    np.testing.assert_array_equal(left["updated.w"], session().parameters()["w"])
+
+
 def test_accumulation_is_two_files(tmp_path):
     ours = session(accumulation_steps=2)
     ours.export_training(tmp_path / "step.onnx")

@@ -389,10 +389,12 @@ class TrainingSession(FallsBack):
         """Writes the training step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
 
         Its inputs are those of the model and the target, the parameters and the optimizer state by their names, and
-        "caesura.step" (int64, counts updates from 1); its outputs "caesura.loss", and "updated.NAME" for each input NAME
-        that a step changes. Inputs with defaults may be left out: parameters, state, "caesura.learning_rate" (float64) and
-        "caesura.seed" (int64) are as they are in the session now. A step that draws random numbers also has the input
-        "caesura.draw" (int64, steps so far).
+        "caesura.step" (int64, counts updates from 1); its outputs "caesura.loss", what `keep_outputs` names,
+        "gradient.NAME" with `keep_gradients`, "caesura.gradient_norm" (float64, before clipping) with `clip_norm`,
+        "caesura.gradient_scale" (float64, not finite: nothing was updated) where the loss is scaled, and "updated.NAME" for
+        each input NAME that a step changes. Inputs with defaults may be left out: parameters, state,
+        "caesura.learning_rate" (float64) and "caesura.seed" (int64) are as they are in the session now. A step that draws
+        random numbers also has the input "caesura.draw" (int64, steps so far).
 
         Args:
             path: the file.
