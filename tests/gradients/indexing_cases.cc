@@ -94,7 +94,7 @@ std::vector<GradientCase> IndexingCases() {
        .body = "y = ScatterElements<reduction = \"mul\">(x, i, u)",
        .feeds = {{"i", {0, 2, 1, 0, 0, 2}},
                  {"u", {0, 2, 3, 1.5, 2, 0}},
-                 {"x", {1, 2, 3, 4, 5, 0, 0, 8, 9, 1, 2, 3}}}},
+                 {"x", {0, 2, 3, 4, 5, 0, 0, 8, 9, 1, 2, 3}}}},
       {.name = "ScatterElementsMax",
        .inputs = scatter,
        .body = "y = ScatterElements<reduction = \"max\">(x, i, u)",

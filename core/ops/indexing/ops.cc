@@ -65,23 +65,26 @@ void ReplaceGradient(GradientContext& g, const Places& places) {
   g.SetInputGradient(2, places.read(g.dY()));
 }
 
-// The product of all factors but x, from the count of zeros among all and the product of the
-// others.
-Expr ProductWithout(Expr x, Expr zeros, Expr product) {
-  const Expr zero = Number(0, x);
-  const Expr if_zero = Where(Equal(zeros, Number(1, x)), product, zero);
-  return Where(Equal(x, zero), if_zero, Where(Equal(zeros, zero), product / x, zero));
-}
-
 // Y = X times all U of a place;  dX, dU = dY times the product of the other factors
+// That product is Y / x, or where x is 0, that of the factors other than 0: if x is the only zero.
+// Beside another zero it is 0, but its gradient is not: it is written as a product with that zero.
 void ProductGradient(GradientContext& g, const Places& places) {
   const Expr x = g.input(0), u = g.input(2), zero = Number(0, x), one = Number(1, x);
-  const Expr x_zero = Equal(x, zero), u_zero = Equal(u, zero);
-  const Expr zeros = places.write(Mask(x_zero, x), Mask(u_zero, x), "add");
-  const Expr product = places.write(Where(x_zero, one, x), Where(u_zero, one, u), "mul");
-  g.SetInputGradient(0, g.dY() * ProductWithout(x, zeros, product));
-  g.SetInputGradient(
-      2, places.read(g.dY()) * ProductWithout(u, places.read(zeros), places.read(product)));
+  const auto or_one = [&](Expr factor) { return Where(Equal(factor, zero), one, factor); };
+  const auto if_zero = [&](Expr factor, Expr value) {
+    return Where(Equal(factor, zero), value, zero);
+  };
+  const Expr count = places.write(if_zero(x, one), if_zero(u, one), "add"),
+             sum_of_zeros = places.write(if_zero(x, x), if_zero(u, u), "add"),
+             product = places.write(or_one(x), or_one(u), "mul");
+  const auto without = [&](Expr factor, const std::function<Expr(Expr)>& at) {
+    const Expr of_two = Where(Equal(at(count), Number(2, x)), at(product), zero);
+    const Expr others =
+        Where(Equal(at(count), one), at(product), of_two * (at(sum_of_zeros) - factor));
+    return Where(Equal(factor, zero), others, at(g.output()) / or_one(factor));
+  };
+  g.SetInputGradient(0, g.dY() * without(x, [](Expr all) { return all; }));
+  g.SetInputGradient(2, places.read(g.dY()) * without(u, places.read));
 }
 
 // Y = largest (smallest) of X and all U of a place;  dX, dU = dY shared by those that equal Y
