@@ -2,6 +2,7 @@
 """Forwards that take gradients themselves (torch.autograd.grad, torch.func), in steps and wrapped, beside eager."""
 
 import copy
+import functools
 
 import pytest
 
@@ -69,6 +70,7 @@ def heat(self, x, leaf=lambda x: x.detach().requires_grad_(True)):
 
 def test_a_capture_traces_no_gradient_of_the_loss(monkeypatch):
     """Our rules differentiate the step. AOTAutograd would do so first, in a trace many times as long, if its results had gradients."""
+    @functools.wraps(grad)  # its name tells a graph's gradients
     def spy(*args, **kwargs):
         allowed.append(kwargs.get("allow_unused"))
         return grad(*args, **kwargs)
