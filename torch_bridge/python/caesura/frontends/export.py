@@ -15,7 +15,6 @@ from caesura import _core
 from caesura.capture.sources import tensors_of_step
 from caesura.runtime.optimizers import Stepping, keeps_count
 from caesura.runtime.step_program import Captured, as_real, calls_pytorch
-from caesura.sessions.training import TrainingSession
 from caesura.typing import Path, TrainingPart
 
 _METADATA = "caesura.step"
@@ -125,7 +124,7 @@ class Exported:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.export(folder, *args, **kwargs)
-            TrainingSession.open(folder).export_training(path, what)
+            _core.Training.open_step(folder, threads=0, seed=0).export_training(os.fspath(path), what)
 
 
 @torch.no_grad()

@@ -17,4 +17,5 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module that PyTorch runs, of one that is wrapped, in DistributedDataParallel, or both."""
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         module = module.module
-    return original_of(module)
+    original: torch.nn.Module = original_of(module)
+    return original

@@ -90,7 +90,7 @@ def _called(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 class _TrainingStep(torch.nn.Module):
     """The training_step() of a LightningModule. What it logs, and what it returns beside the loss, is left in `logged` and `extra`."""
 
-    def __init__(self, task: LightningModule, precision: Precision) -> None:
+    def __init__(self, task: Any, precision: Precision) -> None:
         super().__init__()
         self.task, self.precision = task, precision
         self.reads_index = _reads_argument(task.training_step, 1)
@@ -123,6 +123,12 @@ def _reads_argument(method: Any, position: int) -> bool:
 
 class _ByCompiledStep:
     """The part of a strategy that trains by a compiled step."""
+
+    # The strategy's.
+    lightning_module: Any
+    precision_plugin: Any
+    optimizers: list[torch.optim.Optimizer]
+    world_size: int
 
     def __init__(self, *args: Any, step_options: Optional[Mapping[str, Any]] = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -175,6 +181,7 @@ class _ByCompiledStep:
             args = (args[0], 0, *args[2:])  # calls that differ in nothing go the short way
         vars(task)["log"] = part.log
         try:
+            assert self._whole is not None  # since on_train_start()
             return self._whole.train(task.trainer.accumulate_grad_batches, self._updates, *args, **kwargs)
         finally:
             del vars(task)["log"]
@@ -182,10 +189,11 @@ class _ByCompiledStep:
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Leaves out the backward that training_step() has done; hooks around it are called."""
         if not self._has_trained:
-            return super().backward(closure_loss, *args, **kwargs)  # type: ignore[misc]
+            return super().backward(closure_loss, *args, **kwargs)  # type: ignore[misc, no-any-return]
         task = self.lightning_module
         closure_loss = self.precision_plugin.pre_backward(closure_loss, task)
-        return self.precision_plugin.post_backward(closure_loss, task)
+        loss: torch.Tensor = self.precision_plugin.post_backward(closure_loss, task)
+        return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Lightning calls it where a batch is the last one before an update; the closure trains with the batch."""

@@ -77,6 +77,19 @@ class CaesuraMixin:
             pass
     """
 
+    # The Trainer's.
+    model: Any
+    optimizer: Any
+    accelerator: Any
+    args: Any
+    callback_handler: Any
+    current_gradient_accumulation_steps: int
+    model_accepts_loss_kwargs: bool
+    compute_loss: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    _prepare_inputs: Any
+
     def __init__(self, *args: Any, step_options: Optional[Mapping[str, Any]] = None, **kwargs: Any) -> None:
         self._step_options = dict(step_options or {})
         self._whole: Optional[WholeStep] = None
@@ -96,22 +109,23 @@ class CaesuraMixin:
             self._whole = None
             del self.accelerator.clip_grad_norm_
         wrap_in_place(self.model)
-        return super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
+        return super().create_optimizer(*args, **kwargs)  # type: ignore[misc, no-any-return]
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Trains with one batch, and updates if it is the last one before an update. Returns the loss as the Trainer does."""
         if self._whole is None:
             self._whole = self._make_whole(model)
         if self._whole.refused is not None:
-            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc, no-any-return]
         model.train()
         self.optimizer.train()  # Accelerate's does nothing where PyTorch's has no such method
         count = self.current_gradient_accumulation_steps
         args, kwargs = self._arguments(self._prepare_inputs(inputs), num_items_in_batch, count)
         loss = self._whole.train(count, self.accelerator.sync_gradients, *args, **kwargs)
         if loss is None:
-            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
-        return (loss / count).to(self.args.device)
+            return super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc, no-any-return]
+        device: torch.device = self.args.device
+        return (loss / count).to(device)
 
     def _arguments(self, inputs: Any, items: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the compiled step. It takes the mean of `count` batches' gradients, the Trainer their sum where the

@@ -61,7 +61,7 @@ class WholeStep:
             step = self.step(count)
             if updates and (step.micro_steps + 1) % count:
                 step.update_next()
-            loss = step(*args, **kwargs)
+            loss: torch.Tensor = step(*args, **kwargs)
         except StepRefused as error:
             self._leave(" ".join(line.strip() for line in str(error).splitlines()[:2]))
             return None

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Optional, Union, cast
 
 from caesura import _core
 from caesura.sessions.values import model_source
@@ -55,4 +55,4 @@ def gradient(model: Model, of: Union[str, Sequence[str]] = (), by: Union[str, Se
     written = "" if path is None else os.fspath(path)
     made = _core.gradient(model_source(model), of=_listed(of), by=_listed(by), sum=sum, scale=float(scale),
                           names=_listed(names), hessian_product=hessian_product, path=written)
-    return made if path is None else written
+    return cast(bytes, made) if path is None else written
