@@ -66,7 +66,7 @@ class Memory(NamedTuple):
     peak: int
 
     def __str__(self) -> str:
-        return "\n".join(f"{name.replace('_', ' '):16}{count / 1e6:12,.3f} MB" for name, count in self._asdict().items())
+        return "\n".join(f"{name.replace('_', ' '):16}{count / 1e6:12,.3f} MB" for name, count in zip(Memory.__annotations__, self))
 
 
 class Plan(NamedTuple):

@@ -124,7 +124,7 @@ class Exported:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.export(folder, *args, **kwargs)
-            _core.Training.open_step(folder, threads=0, seed=0).export_training(os.fspath(path), what)
+            _core.Training.open_step(folder, 0, 0).export_training(os.fspath(path), what)
 
 
 @torch.no_grad()
