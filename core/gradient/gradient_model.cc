@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/base/status_macros.h"
-#include "core/gradient/gradient_builder.h"
 #include "core/gradient/expression.h"
+#include "core/gradient/gradient_builder.h"
 #include "core/onnx/inference/shape_inference.h"
 
 namespace caesura {

@@ -40,7 +40,7 @@ class NodeContext {
   // The rank of input i; where it is unknown the node is refused and 0 returned.
   int Rank(int i);
 
-  // What is asked for cannot be made; told to the user together with all other such nodes.
+  // Says why this node cannot be made. The user is told together with all other such nodes.
   void Refuse(const std::string& why);
   const std::string& refusal() const { return refusal_; }
 

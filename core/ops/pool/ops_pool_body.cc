@@ -67,7 +67,7 @@ bool HaveSameWindows(const Node& a, const Node& b) {
          a.Attr<int64_t>("ceil_mode", 0) == b.Attr<int64_t>("ceil_mode", 0);
 }
 
-// Where the maxima of X are: the forward's MaxPool says it too, where X has not been written anew.
+// The places of the maxima of X. The forward's MaxPool gives them too, unless X was written since.
 Expr PlacesOfMaxima(OpBody& b) {
   Value* x = b.input(1).value();
   for (const Value::Use& use : x->uses()) {
