@@ -336,8 +336,8 @@ EOF
 # The ONNX node tests as files, for 'caesura conformance': the wheel holds only what makes them.
 write_node_tests() {
   local cases=$prefix/node_tests-$onnx_version
-  if [[ ! -e $cases.done ]]; then
-    logged node_tests "$venv/bin/python" "$root/torch_bridge/python/caesura/conformance.py" --write "$cases" ||
+  if [[ ! -e $cases.done ]]; then  # -P: the package has a typing.py, which is not the standard one
+    logged node_tests "$venv/bin/python" -P "$root/torch_bridge/python/caesura/conformance.py" --write "$cases" ||
       fail "cannot write the ONNX node tests to $cases; the log is $logs/node_tests.log"
     touch "$cases.done"
   fi

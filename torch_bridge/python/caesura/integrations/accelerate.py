@@ -9,7 +9,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType, DynamoBackend
+from safetensors import safe_open
+from safetensors.torch import save_file
 
+from caesura.capture.sources import forward_has_target, take_target
 from caesura.frontends import compile_step as frontend
 from caesura.frontends.compile_step import CompiledStep
 from caesura.integrations.in_place import unwrapped, wrap_in_place
@@ -74,6 +77,7 @@ class AcceleratedStep:
                  optimizer: AcceleratedOptimizer, clip_norm: float, options: dict[str, Any]) -> None:
         self.accelerator, self.model, self.loss_fn, self.optimizer, self.clip_norm = accelerator, model, loss_fn, optimizer, clip_norm
         plain = unwrapped(model)
+        self._forward_has_target = forward_has_target(plain)
         wrap_in_place(model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model)
 
         def make(count: int) -> CompiledStep:
@@ -106,14 +110,20 @@ class AcceleratedStep:
     def _save_sums(self, models: Any, weights: Any, folder: str) -> None:
         sums = self._whole.sums()
         if sums is not None:
-            torch.save(sums, self._sums_file(folder))
+            gradients = {str(i): total for i, total in enumerate(sums["gradients"]) if total is not None}
+            counts = {key: str(sums[key]) for key in ("count", "batches")} | {"parameters": str(len(sums["gradients"]))}
+            save_file(gradients, self._sums_file(folder), counts)
 
     def _load_sums(self, models: Any, folder: str) -> None:
         if os.path.exists(self._sums_file(folder)):
-            self._whole.take_sums(torch.load(self._sums_file(folder), weights_only=True))
+            with safe_open(self._sums_file(folder), framework="pt") as file:
+                counts = {key: int(value) for key, value in file.metadata().items()}
+                there = set(file.keys())
+                gradients = [file.get_tensor(str(i)) if str(i) in there else None for i in range(counts["parameters"])]
+            self._whole.take_sums({"count": counts["count"], "batches": counts["batches"], "gradients": gradients})
 
     def _sums_file(self, folder: str) -> str:
-        return os.path.join(folder, f"caesura_sums_{self.accelerator.process_index}.pt")
+        return os.path.join(folder, f"caesura_sums_{self.accelerator.process_index}.safetensors")
 
     def _train(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Forward, backward and clipping as in Accelerate's documented loop."""
@@ -121,7 +131,8 @@ class AcceleratedStep:
             out = self.model(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
         else:
-            loss = self.loss_fn(self.model(*args[:-1], **kwargs), args[-1])
+            args, kwargs, target = take_target(self._forward_has_target, args, kwargs)
+            loss = self.loss_fn(self.model(*args, **kwargs), target)
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients and self.clip_norm:
             self._whole.gradient_norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip_norm))
