@@ -12,7 +12,6 @@ from accelerate.utils import DistributedType, DynamoBackend
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from caesura.capture.sources import forward_has_target, take_target
 from caesura.frontends import compile_step as frontend
 from caesura.frontends.compile_step import CompiledStep
 from caesura.integrations.in_place import unwrapped, wrap_in_place
@@ -77,7 +76,6 @@ class AcceleratedStep:
                  optimizer: AcceleratedOptimizer, clip_norm: float, options: dict[str, Any]) -> None:
         self.accelerator, self.model, self.loss_fn, self.optimizer, self.clip_norm = accelerator, model, loss_fn, optimizer, clip_norm
         plain = unwrapped(model)
-        self._forward_has_target = forward_has_target(plain)
         wrap_in_place(model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model)
 
         def make(count: int) -> CompiledStep:
@@ -131,8 +129,7 @@ class AcceleratedStep:
             out = self.model(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
         else:
-            args, kwargs, target = take_target(self._forward_has_target, args, kwargs)
-            loss = self.loss_fn(self.model(*args, **kwargs), target)
+            loss = self.loss_fn(self.model(*args[:-1], **kwargs), args[-1])
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients and self.clip_norm:
             self._whole.gradient_norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip_norm))
