@@ -2,6 +2,7 @@
 """Wrapped modules use eager's own masks and noise by design; draws that depend on values are fallbacks."""
 
 import copy
+import re
 
 import pytest
 
@@ -103,6 +104,26 @@ def test_draws_that_depend_on_values_are_told_of(draw):
     torch._dynamo.reset()
     with caesura.strict(), pytest.raises(caesura.StrictError, match="depend on values"):
         caesura.wrap(Drawing(draw))(torch.randn(3, 4))
+
+
+INSTEAD = {
+    "multinomial": (lambda h: h.gather(1, torch.multinomial(h.softmax(-1), 1)), "(p / torch.empty_like(p).exponential_()).argmax(-1)",
+                    lambda h: h.gather(1, (h.softmax(-1) / torch.empty_like(h).exponential_()).argmax(-1, keepdim=True))),
+    "normal": (lambda h: h + torch.normal(h.detach(), h.detach().exp()), "mean + std * torch.randn_like(mean)",
+               lambda h: h + h.detach() + h.detach().exp() * torch.randn_like(h)),
+}
+
+
+@pytest.mark.parametrize("draw, told, instead", INSTEAD.values(), ids=INSTEAD)
+def test_what_to_write_instead_draws_the_same(draw, told, instead):
+    module, x = Drawing(draw), torch.randn(3, 4)
+    torch.manual_seed(1)
+    with pytest.warns(caesura.FallbackWarning, match=rf"wrap_draws_test.py:\d+ in .*: write {re.escape(told)}"):
+        expected = caesura.wrap(module)(x)
+    module.draw = instead
+    torch.manual_seed(1)
+    with caesura.strict():
+        torch.testing.assert_close(caesura.wrap(module)(x), expected)
 
 
 def test_a_dropout_does_not_end_a_program():

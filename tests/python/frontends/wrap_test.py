@@ -413,6 +413,17 @@ def test_backend_by_name():
     assert caesura.stats().kernel_calls > 0
 
 
+def test_backend_that_is_the_default():
+    module, x = Net(), torch.randn(3, 6)
+    torch.compiler.set_default_backend("caesura")
+    try:
+        compiled = torch.compile(module)
+    finally:
+        torch.compiler.set_default_backend(None)
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-6)
+    assert caesura.stats().kernel_calls > 0
+
+
 def test_wrap_takes_modules_alone():
     with pytest.raises(TypeError, match="torch.nn.Module, got function"):
         caesura.wrap(lambda x: x)

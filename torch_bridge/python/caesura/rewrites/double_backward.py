@@ -115,7 +115,8 @@ class Again:
         what = "create_graph=True" if torch.is_grad_enabled() else "is_grads_batched=True"
         if self.refusal or self.problem:
             raise RuntimeError(f"caesura: {what} through a module {self.refusal or self.problem}")
-        fall_back([(f"backward({what})", f"the forward is run again in eager: {reason}", _caller())])
+        fall_back([(f"backward({what})", f"the forward is run again in eager: {reason}: take the derivative within the module's "
+                    "forward, or in the loss of compile_step()", _caller())])
         # Gradients go to stand-ins, so that an input which depends on another input does not pass its gradient on.
         with torch.enable_grad():
             tensors = [t.view_as(t) if t.requires_grad else t for t in tensors]

@@ -36,6 +36,12 @@ _EMPTY = {aten.empty_strided.default, aten.empty_permuted.default}
 _GENERATED = DRAWS | {aten.native_dropout.default}
 # The order of the steps of a level.
 _ORDER = {"size": 0, "eager": 1, "program": 2}
+# What to write for a draw that depends on values, so that its numbers come from PyTorch's generator, and the rest runs in kernels.
+_DRAWN_AS = {
+    aten.multinomial.default: "(p / torch.empty_like(p).exponential_()).argmax(-1) where one class of each row is drawn",
+    aten.normal.Tensor_Tensor: "mean + std * torch.randn_like(mean)", aten.normal.Tensor_float: "mean + std * torch.randn_like(mean)",
+    aten.normal.float_Tensor: "mean + std * torch.randn_like(std)",
+}
 # Checks of values, which compute nothing.
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
 _UNCOUNTED = {*_CHECKS, *_EMPTY, operator.getitem}
@@ -43,6 +49,13 @@ _UNCOUNTED = {*_CHECKS, *_EMPTY, operator.getitem}
 _PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+
+
+def _drawn(node):
+    """Why PyTorch draws the node's random numbers, and what to write instead."""
+    instead = _DRAWN_AS.get(node.target)
+    return ("its random numbers depend on values, PyTorch draws them: "
+            f"{f'write {instead}' if instead else 'draw them outside of the module, and hand them over'}")
 
 
 class Program:
@@ -141,7 +154,7 @@ class GraphProgram:
             if reason is None:
                 supported.add(node)
             elif _is_told(node) and not is_exchange(node):  # the process group exchanges
-                reason = "its random numbers depend on values, PyTorch draws them" if draws(node) else reason
+                reason = _drawn(node) if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
             why = "" if device == CPU else open_gpu(device)[1]
