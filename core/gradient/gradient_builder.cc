@@ -10,6 +10,7 @@
 #include "core/graph/op_def.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/gradient/gradient_rules.h"
+#include "core/gradient/op_body.h"
 #include "core/gradient/sequence_map.h"
 #include "core/gradient/training_mode.h"
 
@@ -57,7 +58,7 @@ class Driver {
   const QuantizedLinks links_;
   std::unique_ptr<GradientPath> path_;
   std::unordered_set<const Node*> bodiless_;  // their schema has a body, but none for their inputs
-  std::unordered_map<const Node*, std::string> unexpanded_;  // why their rule refuses
+  std::unordered_map<const Node*, std::string> unexpanded_;  // why their body refuses
   std::vector<std::string> problems_;
   std::vector<Node*> nodes_;  // of the backward part, once it is complete
 };
@@ -82,7 +83,7 @@ Driver::Choice Driver::Choose(Node& node) const {
   const GradientRule* rule = FindGradientRule(node);
   const GradientContext question(node, rule, *path_);
   if (rule != nullptr && (rule->applies == nullptr || rule->applies(question)))
-    return rule->expand == nullptr    ? Choice::kRule
+    return !rule->by_body             ? Choice::kRule
            : unexpanded_.count(&node) ? Choice::kMissing
                                       : Choice::kExpansion;
   return HasFunctionBody(node) && !bodiless_.count(&node) ? Choice::kBody : Choice::kMissing;
@@ -93,21 +94,21 @@ bool Driver::Expand(Node* node) {
   for (const auto& there : graph_.nodes()) before.insert(there.get());
   NodeWriter writer(graph_, node->phase(), options_.name_prefix);
   writer.set_origin(node);
-  GradientContext g(*node, FindGradientRule(*node), *path_, &writer);
-  FindGradientRule(*node)->expand(g);
-  const bool is_refused = !g.refusal().empty();
+  OpBody body(*node, &writer, /*is_differentiated=*/true);
+  OpDefOf(*node).body(body);
+  const bool is_refused = !body.refusal().empty();
   const std::vector<Value*> outputs =
       is_refused ? std::vector<Value*>() : graph_.ReleaseOutputs(node);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i] != nullptr)
-      writer.AddWithOutputs("Identity", {g.expansion().at(static_cast<int>(i))}, {outputs[i]});
+      writer.AddWithOutputs("Identity", {body.result(static_cast<int>(i))}, {outputs[i]});
   }
   for (const auto& there : graph_.nodes()) {
     if (before.count(there.get())) continue;
     there->set_metadata(node->metadata());
     added.insert(there.get());
   }
-  if (is_refused) unexpanded_[node] = g.refusal();
+  if (is_refused) unexpanded_[node] = body.refusal();
   if (is_refused) graph_.RemoveNodes(added);
   else graph_.RemoveNode(node);
   return !is_refused;

@@ -71,16 +71,11 @@ class GradientContext : public NodeContext {
   // place. After it the rule reads no outputs, and ends with SetInputGradients, which removes the
   // node.
   Expr TrainingOutput(const std::string& training_op, int i, ValueType type);
-  // For GradientRule::expand: output i, computed in another way. An output that nobody reads may be
-  // left out.
-  void SetOutput(int i, Expr value) { expansion_[i] = value.value(); }
-  const std::map<int, Value*>& expansion() const { return expansion_; }
 
  private:
   const GradientRule* rule_;
   const GradientPath& path_;
   GradientStore* store_;
-  std::map<int, Value*> expansion_;
 };
 
 }  // namespace caesura::gradient

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OpBody: a node about to be written in ONNX's operators, for a file that other runtimes can read.
+// OpBody: a node about to be written in ONNX's operators, for a file that other runtimes can read,
+// or to be differentiated (GradientRule::by_body).
 // A body is a function beside its op's row (OpDef::body), in the op's own words:
 //
 //   // dX = dY, 0 where Y <= 0
@@ -28,8 +29,13 @@ inline constexpr char kDrawInput[] = "caesura.draw";
 
 class OpBody : public NodeContext {
  public:
-  using NodeContext::NodeContext;
+  // `is_differentiated`: gradients will be taken of what the body writes.
+  OpBody(Node& node, NodeWriter* writer, bool is_differentiated = false)
+      : NodeContext(node, writer), is_differentiated_(is_differentiated) {}
 
+  // True: what the forward op has saved is to be computed from its inputs again, so that all of an
+  // input's derivative is that input's own.
+  bool is_differentiated() const { return is_differentiated_; }
   bool Wants(int i) const { return node_.output(i) != nullptr; }
   // Output i is `value`, of its dtype. Ignored where nobody wants it.
   void SetOutput(int i, Expr value);
@@ -41,6 +47,7 @@ class OpBody : public NodeContext {
 
  private:
   std::map<int, Value*> results_;
+  bool is_differentiated_;
 };
 
 // Says that x has the shape of `like`, as ops of ours that read it need to know.

@@ -30,7 +30,7 @@ class OpBody;           // core/gradient/op_body.h
 
 // Computes the gradients of an op's inputs (core/gradient/gradient_rules.h).
 struct GradientRule {
-  // Null, and no `expand`: there is no rule, or the op's gradient is zero wherever it exists
+  // Null, and not `by_body`: there is no rule, or the op's gradient is zero wherever it exists
   // (OpDef::kZero).
   void (*function)(gradient::GradientContext&) = nullptr;
   // Inputs broadcast against each other: the driver sums each gradient to its input's shape.
@@ -46,11 +46,11 @@ struct GradientRule {
   // If given and false for a node, the node is replaced by its function body, which is
   // differentiated instead.
   bool (*applies)(const gradient::GradientContext&) = nullptr;
-  // In place of `function`: computes the outputs by other nodes (GradientContext::SetOutput), which
-  // stand in the node's place and are differentiated instead.
-  void (*expand)(gradient::GradientContext&) = nullptr;
+  // In place of `function`: the op's body (OpDef::body) stands in the node's place and is
+  // differentiated instead.
+  bool by_body = false;
 
-  bool has_gradient() const { return function != nullptr || expand != nullptr; }
+  bool has_gradient() const { return function != nullptr || by_body; }
 };
 
 // OpDef::derivative_note of ops that compute a gradient, and have none themselves.

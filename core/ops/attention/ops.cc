@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/gradient/function_gradient.h"
 #include "core/gradient/gradient_rules.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
@@ -33,15 +32,6 @@ void AttentionRule(GradientContext& g) {
 bool IsPlainAttention(const GradientContext& g) {
   return !g.HasInput(4) && !g.HasInput(5) && !g.HasInput(6) && !g.IsOnPath(1) && !g.IsOnPath(2) &&
          !g.IsOnPath(3);
-}
-
-// The kernel's gradients, by way of the function body
-void ExpandAttentionGrad(GradientContext& g) {
-  const Exprs inputs = {g.input(1), g.input(2), g.input(3), g.input(4)};
-  const Exprs gradients = FunctionGradient(g, "Attention", inputs, g.input(0));
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i]) g.SetOutput(static_cast<int>(i), gradients[i]);
-  }
 }
 
 // Y = X rotated by an angle;  dX = dY rotated back: the same with -sin
@@ -107,7 +97,7 @@ std::vector<OpDef> AttentionOps() {
     // AttentionGrad (dY, Q, K, V, attn_mask?, Y?, lse?) -> dQ, dK, dV, dattn_mask  Y and lse as AttentionTraining gave
     // them: without them the probabilities take batch * heads * queries * keys elements of memory
     {.op_type = "AttentionGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 7, .max_outputs = 4,
-     .type_of_output = {1, 2, 3, 4}, .rule = {.stops = {5, 6}, .expand = gradient::ExpandAttentionGrad},
+     .type_of_output = {1, 2, 3, 4}, .rule = {.stops = {5, 6}, .by_body = true},
      .body = gradient::AttentionGradBody},
   };
 }

@@ -70,36 +70,19 @@ void BatchNormalizationTrainingRule(GradientContext& g) {
   g.SetInputGradients("BatchNormalizationGrad", inputs, {0, 1, 2}, g.Attributes({"epsilon"}));
 }
 
-// x = (X - m) v over some axes, with v = 1 / sqrt(mean of (X - m)^2 + e) (RMS: without m)
-struct Normalized {
-  Expr axes, x, mean, v;
-  bool centred;
-};
-
-Normalized Normalize(Expr x, const std::vector<int64_t>& axes, double epsilon, bool centred) {
-  const Expr over = Ints(axes, x), mean = centred ? Op("ReduceMean", {x, over}) : Expr();
-  const Expr from = centred ? x - mean : x;
-  const Expr v = Reciprocal(Sqrt(Op("ReduceMean", {Square(from), over}) + epsilon));
-  return {over, from * v, mean, v, centred};
-}
-
-// The axes from the attribute `axis` on.
-std::vector<int64_t> LastAxes(const GradientContext& g, int rank) {
-  const int64_t axis = g.IntAttr("axis", -1);
-  std::vector<int64_t> axes;
-  for (int64_t i = axis < 0 ? axis + rank : axis; i < rank; ++i) axes.push_back(i);
-  return axes;
-}
-
 // Y = s (X - m) v + B over the last axes;  the terms through m and v are the kernel's, which takes
 // s and B for alike
 void LayerNormalizationRule(GradientContext& g) {
   Expr mean, v;
   if (g.input(0).dtype() == DType::kFloat64) {  // which ONNX has no statistics of
-    const Normalized n =
-        Normalize(g.input(0), LastAxes(g, g.Rank(0)), g.FloatAttr("epsilon", 1e-5), true);
-    mean = n.mean;
-    v = n.v;
+    const Expr x = g.input(0);
+    const int rank = g.Rank(0);
+    const int64_t first = g.IntAttr("axis", -1);
+    std::vector<int64_t> last;
+    for (int64_t i = first < 0 ? first + rank : first; i < rank; ++i) last.push_back(i);
+    const Expr axes = Ints(last, x);
+    mean = Op("ReduceMean", {x, axes});
+    v = Reciprocal(Sqrt(Op("ReduceMean", {Square(x - mean), axes}) + g.FloatAttr("epsilon", 1e-5)));
   } else {
     mean = g.EnsureOutput(1, ValueType::Tensor(DType::kFloat32));
     v = g.EnsureOutput(2, ValueType::Tensor(DType::kFloat32));
@@ -175,71 +158,6 @@ void LrnRule(GradientContext& g) {
   g.SetInputGradient(0, dy * Pow(d, -b) - x * spread * (2 * a * b));
 }
 
-// Gradients of normalized values, by ops that have gradients themselves. What the forward op has
-// saved is computed from X again, so that all of X's derivative is X's own.
-
-// dX = v (D - mean of D - x mean of D x), with D the gradient of x
-Expr BackThrough(const Normalized& n, Expr d) {
-  const Expr along = n.x * Op("ReduceMean", {d * n.x, n.axes});
-  return n.v * ((n.centred ? d - Op("ReduceMean", {d, n.axes}) : d) - along);
-}
-
-// The dtype that statistics are computed in, at least float32.
-Expr Wide(Expr v) {
-  return Cast(v, v.dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32);
-}
-
-// Y = s x + B over the last axes
-void ExpandLastAxesGrad(GradientContext& g, bool centred) {
-  const Expr dy = Wide(g.input(0)), x = g.input(1), scale = g.input(2);
-  const Normalized n =
-      Normalize(Wide(x), LastAxes(g, g.Rank(1)), g.FloatAttr("epsilon", 1e-5), centred);
-  const Expr ds = SumTo(dy * n.x, scale);
-  g.SetOutput(0, Cast(BackThrough(n, dy * Wide(scale)), x.dtype()));
-  g.SetOutput(1, Cast(ds, scale.dtype()));
-  if (centred) g.SetOutput(2, Cast(SumTo(dy, scale), scale.dtype()));
-}
-void ExpandLayerNormalizationGrad(GradientContext& g) { ExpandLastAxesGrad(g, true); }
-void ExpandRmsNormalizationGrad(GradientContext& g) { ExpandLastAxesGrad(g, false); }
-
-// Y = s x + B for each channel, over `axes`
-void ExpandChannelsGrad(GradientContext& g, int rank, const std::vector<int64_t>& axes) {
-  std::vector<int64_t> channel(std::max(rank - 1, 1), 1);
-  channel[0] = -1;
-  const Expr dy = Wide(g.input(0)), x = g.input(1), scale = g.input(2);
-  const Normalized n = Normalize(Wide(x), axes, g.FloatAttr("epsilon", 1e-5), true);
-  const std::vector<int64_t> others = AllAxesBut1(rank);
-  const Expr d = dy * Reshape(Wide(scale), Ints(channel, x));
-  g.SetOutput(0, Cast(BackThrough(n, d), x.dtype()));
-  g.SetOutput(1, Cast(ReduceSum(dy * n.x, others, false), scale.dtype()));
-  g.SetOutput(2, Cast(ReduceSum(dy, others, false), scale.dtype()));
-}
-void ExpandBatchNormalizationGrad(GradientContext& g) {
-  const int rank = g.Rank(1);
-  ExpandChannelsGrad(g, rank, AllAxesBut1(rank));
-}
-void ExpandInstanceNormalizationGrad(GradientContext& g) {
-  const int rank = g.Rank(1);
-  std::vector<int64_t> axes;
-  for (int64_t i = 2; i < rank; ++i) axes.push_back(i);
-  ExpandChannelsGrad(g, rank, axes);
-}
-
-// Y = s x + B for each channel, normalized over groups of channels
-void ExpandGroupNormalizationGrad(GradientContext& g) {
-  const int rank = g.Rank(1);
-  std::vector<int64_t> channel(std::max(rank - 1, 1), 1);
-  channel[0] = -1;
-  const Expr dy = Wide(g.input(0)), x = g.input(1), scale = g.input(2);
-  const Expr groups = Concat({DimOf(x, 0), Ints({g.IntAttr("num_groups", 1), -1}, x)}, 0);
-  const Normalized n = Normalize(Reshape(Wide(x), groups), {2}, g.FloatAttr("epsilon", 1e-5), true);
-  const std::vector<int64_t> others = AllAxesBut1(rank);
-  const Expr d = dy * Reshape(Wide(scale), Ints(channel, x));
-  g.SetOutput(0, Cast(ReshapeLike(BackThrough(n, Reshape(d, groups)), x), x.dtype()));
-  g.SetOutput(1, Cast(ReduceSum(dy * ReshapeLike(n.x, x), others, false), scale.dtype()));
-  g.SetOutput(2, Cast(ReduceSum(dy, others, false), scale.dtype()));
-}
-
 // D = Y (dY - s), s = sum of dY Y;  ddY = the same of G, dY' = G (dY - s) - dY (sum of G Y)
 void SoftmaxGradRule(GradientContext& g) {
   const int64_t axis = g.IntAttr("axis", -1);
@@ -299,28 +217,28 @@ std::vector<OpDef> NormalizationOps() {
     // BatchNormalizationGrad (dY, X, scale, saved_mean, saved_inv_std) -> dX, dScale, dB
     {.op_type = "BatchNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.stops = {3, 4}, .expand = gradient::ExpandBatchNormalizationGrad},
+     .rule = {.stops = {3, 4}, .by_body = true},
      .body = gradient::BatchNormalizationGradBody},
     // LayerNormalizationGrad (dY, X, scale, mean, inv_std) -> dX, dScale, dB  attribute axis; mean and inv_std are the
     // optional outputs of ONNX's LayerNormalization (always float32 or wider)
     {.op_type = "LayerNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 5, .max_inputs = 5,
      .max_outputs = 3, .type_of_output = {1, 2, 2}, .rows = Rows::kAlongAxis, .row_sums = {1, 2},
-     .rule = {.stops = {3, 4}, .expand = gradient::ExpandLayerNormalizationGrad},
+     .rule = {.stops = {3, 4}, .by_body = true},
      .body = gradient::LayerNormalizationGradBody},
     // RMSNormalizationGrad (dY, X, scale) -> dX, dScale  attributes axis, epsilon, stash_type
     {.op_type = "RMSNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 2, .type_of_output = {1, 2}, .rows = Rows::kAlongAxis, .row_sums = {1},
-     .rule = {.expand = gradient::ExpandRmsNormalizationGrad},
+     .rule = {.by_body = true},
      .body = gradient::RMSNormalizationGradBody},
     // InstanceNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attribute epsilon
     {.op_type = "InstanceNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.expand = gradient::ExpandInstanceNormalizationGrad},
+     .rule = {.by_body = true},
      .body = gradient::InstanceNormalizationGradBody},
     // GroupNormalizationGrad (dY, X, scale) -> dX, dScale, dB  attributes epsilon, num_groups
     {.op_type = "GroupNormalizationGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
      .max_outputs = 3, .type_of_output = {1, 2, 2},
-     .rule = {.expand = gradient::ExpandGroupNormalizationGrad},
+     .rule = {.by_body = true},
      .body = gradient::GroupNormalizationGradBody},
   };
 }

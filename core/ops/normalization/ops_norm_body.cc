@@ -2,6 +2,8 @@
 // The gradients of softmax and of normalizations in ONNX's operators. With x the normalised
 // elements that share statistics, and g = dY * scale:
 //   dX = inv_std (g - mean(g) - x mean(g x)), dScale = sum of dY x, dB = sum of dY
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/ops/op_bodies.h"
@@ -51,6 +53,12 @@ Expr InputGradient(Expr g, Expr x, Expr inv_std, Expr axes, bool is_centred) {
   return inv_std * (centred - x * Mean(g * x, axes));
 }
 
+// The mean and the inverse deviation of x over some axes, which stay as 1.
+std::pair<Expr, Expr> StatisticsOf(OpBody& b, Expr x, Expr axes) {
+  const Expr mean = Mean(x, axes);
+  return {mean, InverseDeviation(Mean(Square(x - mean), axes), b.FloatAttr("epsilon", 1e-5))};
+}
+
 // Statistics of groups of channels; 0 groups: each channel by itself.
 void WriteGroups(OpBody& b, int64_t groups) {
   const int rank = b.Rank(1);
@@ -58,9 +66,9 @@ void WriteGroups(OpBody& b, int64_t groups) {
   const Expr dy = Cast(b.input(0), wide), x = Cast(b.input(1), wide);
   const Expr scale = OfChannels(Cast(b.input(2), wide), rank), axes = Ints({2}, x);
   const auto in_groups = [&](Expr v) { return Op("Reshape", {v, Ints({0, groups, -1}, v)}); };
-  const Expr grouped = in_groups(x), centred = grouped - Mean(grouped, axes);
-  const Expr inv_std = InverseDeviation(Mean(Square(centred), axes), b.FloatAttr("epsilon", 1e-5));
-  const Expr normal = centred * inv_std;
+  const Expr grouped = in_groups(x);
+  const auto [mean, inv_std] = StatisticsOf(b, grouped, axes);
+  const Expr normal = (grouped - mean) * inv_std;
   if (b.Wants(0)) {
     const Expr dx = InputGradient(in_groups(dy * scale), normal, inv_std, axes, true);
     b.SetOutput(0, ReshapeLike(dx, x));
@@ -117,9 +125,13 @@ void BatchNormalizationGradBody(OpBody& b) {
   const int rank = b.Rank(1);
   const DType wide = WideOf(b.input(1));
   const Expr dy = Cast(b.input(0), wide), x = Cast(b.input(1), wide);
-  const Expr inv_std = Cast(b.input(4), wide);
-  const Expr centred = x - OfChannels(Cast(b.input(3), wide), rank);
   const std::vector<int64_t> others = OtherAxes(rank);
+  Expr mean = Cast(b.input(3), wide), inv_std = Cast(b.input(4), wide);
+  if (b.is_differentiated()) {
+    std::tie(mean, inv_std) = StatisticsOf(b, x, Ints(others, x));
+    inv_std = Reshape(inv_std, Ints({-1}, x));
+  }
+  const Expr centred = x - OfChannels(mean, rank);
   const Expr d_bias = ReduceSum(dy, others, false);
   const Expr d_scale = ReduceSum(dy * centred, others, false) * inv_std;
   b.SetOutput(1, d_scale);
@@ -131,11 +143,12 @@ void BatchNormalizationGradBody(OpBody& b) {
 }
 
 void LayerNormalizationGradBody(OpBody& b) {
-  const Expr inv_std = b.input(4);
-  const DType wide = inv_std.dtype();
+  const DType wide = WideOf(b.input(1));
   const Expr dy = Cast(b.input(0), wide), x = Shaped(Cast(b.input(1), wide), b.input(1));
   const Expr scale = b.input(2), axes = Ints(AxesFrom(b.IntAttr("axis", -1), b.Rank(1)), x);
-  const Expr normal = (x - b.input(3)) * inv_std;
+  Expr mean = b.input(3), inv_std = b.input(4);
+  if (b.is_differentiated()) std::tie(mean, inv_std) = StatisticsOf(b, x, axes);
+  const Expr normal = (x - mean) * inv_std;
   if (b.Wants(0))
     b.SetOutput(0, InputGradient(dy * Cast(scale, wide), normal, inv_std, axes, true));
   if (b.Wants(1)) b.SetOutput(1, SumTo(Shaped(dy * normal, x), scale));

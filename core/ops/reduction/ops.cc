@@ -153,16 +153,15 @@ Expr ProductOfOthers(Expr rows) {
   return product(0) * product(1);
 }
 
-void ExpandReduceProdGrad(GradientContext& g) {
-  const Expr dy = g.input(0), x = g.input(1);
-  const Tensor* stated = g.ConstantInput(2);
-  if (g.HasInput(2) && stated == nullptr)
-    return g.Refuse("has a second derivative by constant axes only");
+void ReduceProdGradBody(OpBody& b) {
+  const Expr dy = b.input(0), x = b.input(1);
+  const Tensor* stated = b.Constant(2);
+  if (b.HasInput(2) && stated == nullptr) return b.Refuse("has axes that are not constant");
   if (stated == nullptr || stated->elements() == 0) {  // dY has one element
     const Expr all = Ints({-1}, x);
-    return g.SetOutput(0, ReshapeLike(ProductOfOthers(Reshape(x, all)) * Reshape(dy, all), x));
+    return b.SetOutput(0, ReshapeLike(ProductOfOthers(Reshape(x, all)) * Reshape(dy, all), x));
   }
-  const int rank = g.Rank(1);
+  const int rank = b.Rank(1);
   std::vector<int64_t> order, axes, back(rank);
   for (int64_t axis : stated->ToVector<int64_t>()) axes.push_back(axis < 0 ? axis + rank : axis);
   for (int64_t i = 0; i < rank; ++i) {
@@ -175,7 +174,7 @@ void ExpandReduceProdGrad(GradientContext& g) {
   const Expr rows = Reshape(
       moved, kept == 0 ? Ints({-1}, x) : Concat({ShapeOf(moved, 0, kept), Ints({-1}, x)}, 0));
   const Expr others = Transpose(ReshapeLike(ProductOfOthers(rows), moved), back);
-  g.SetOutput(0, others * (g.IntAttr("keepdims", 1) != 0 ? dy : Unsqueeze(dy, axes)));
+  b.SetOutput(0, others * (b.IntAttr("keepdims", 1) != 0 ? dy : Unsqueeze(dy, axes)));
 }
 
 // D = dY summed to a shape;  ddY = G broadcast back
@@ -294,7 +293,8 @@ std::vector<OpDef> ReductionOps() {
      .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
     // ReduceProdGrad (dY, X, axes[host]?) -> dX
     {.op_type = "ReduceProdGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3,
-     .type_of_output = {1}, .rule = {.stops = {2}, .expand = gradient::ExpandReduceProdGrad}},
+     .type_of_output = {1}, .rule = {.stops = {2}, .by_body = true},
+     .body = gradient::ReduceProdGradBody},
     // SumTo (dY, shape[host int64]) -> dX  sums dY over the axes that broadcasting expanded from `shape`; a view of dY
     // where nothing was expanded. Attribute dtype: float32, of a dX whose dY is of half (cast_propagation)
     {.op_type = "SumTo", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .infer = ShapeOfInput<1>,
