@@ -153,6 +153,16 @@ def test_docstring_lora_on_smollm2(tmp_path, monkeypatch):
     assert len(adapter) == 120 and all(key.startswith("base_model.model.model.layers.") for key in adapter)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("chgnet") is None, reason="no package chgnet")
+def test_chgnet_forces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    succeed(tmp_path, "chgnet_forces", "forces", "--steps", 12)
+    before, after = values(tmp_path / "forces", "force_error")
+    assert after < before < 200  # meV an angstrom
+    from chgnet.model import CHGNet
+    assert CHGNet.from_file(tmp_path / "forces" / "model.pth.tar").n_params == CHGNet.load().n_params
+
+
 @needs_command
 @pytest.mark.parametrize("weights", ["tiny", pytest.param("package", marks=needs_minilm)])
 def test_onnx_topics(weights, bert, tmp_path, monkeypatch):
