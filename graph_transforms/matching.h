@@ -28,6 +28,19 @@ inline bool MayBecomeOne(const Node& a, const Node& b) {
   return a.provider() == b.provider() && (a.provider().empty() || a.provider() == kCpuProviderName);
 }
 
+// True for a Gemm that is A W + row, with W as it is or transposed.
+inline bool IsPlainGemm(const Node& node) {
+  if (!node.Is("Gemm") || node.Attr<int64_t>("transA", 0) != 0 ||
+      node.Attr<float>("alpha", 1.0f) != 1.0f)
+    return false;
+  const Value* c = node.input(2);
+  if (c == nullptr) return true;
+  const auto& type = node.output(0)->type();
+  return node.Attr<float>("beta", 1.0f) == 1.0f && c->type().shape &&
+         c->type().shape->size() == 1 && type.shape && (*c->type().shape)[0].known() &&
+         (*c->type().shape)[0] == type.shape->back();
+}
+
 }  // namespace caesura
 
 #endif  // CAESURA_GRAPH_TRANSFORMS_MATCHING_H_

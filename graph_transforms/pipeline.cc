@@ -14,6 +14,7 @@
 #include "core/plan/subgraph_partition.h"
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/fusion/attention_fusion.h"
+#include "graph_transforms/fusion/dequantize_fusion.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
 #include "graph_transforms/fusion/norm_fusion.h"
 #include "graph_transforms/fusion/row_fusion.h"
@@ -57,6 +58,8 @@ PassList ForwardPasses(std::unordered_set<std::string> parameters) {
   passes.push_back(MakeCommonSubexpressionPass(parameters));
   // Slices that are the parts of one tensor are a Split. After the pass that joins equal slices.
   passes.push_back(MakeSplitSlicesPass());
+  // Weights that are stored in few bits stay so.
+  passes.push_back(MakeDequantizeFusionPass(parameters));
   // Attention that an exporter wrote out is one op again. After the passes that
   // make its parts easy to see.
   passes.push_back(MakeAttentionFusionPass(parameters));

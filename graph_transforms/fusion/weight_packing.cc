@@ -7,25 +7,13 @@
 #include "core/base/status_macros.h"
 #include "core/graph/graph_edit.h"
 #include "core/kernels/gemm/dnnl_ops.h"
+#include "graph_transforms/matching.h"
 
 namespace caesura {
 namespace {
 
 // Weights that fit in a core's own cache are read there in any order.
 constexpr int64_t kLargeWeights = int64_t{1} << 17;
-
-// Gemm as FusedMatMul says it: A W + row.
-bool IsPlainGemm(const Node& node) {
-  if (!node.Is("Gemm") || node.Attr<int64_t>("transA", 0) != 0 ||
-      node.Attr<float>("alpha", 1.0f) != 1.0f)
-    return false;
-  const Value* c = node.input(2);
-  if (c == nullptr) return true;
-  const auto& type = node.output(0)->type();
-  return node.Attr<float>("beta", 1.0f) == 1.0f && c->type().shape &&
-         c->type().shape->size() == 1 && type.shape && (*c->type().shape)[0].known() &&
-         (*c->type().shape)[0] == type.shape->back();
-}
 
 class WeightPacking : public Pass {
  public:

@@ -95,7 +95,8 @@ Result<Model> LoadCase(const GradientCase& c, DType dtype, DType rounded) {
   std::string text =
       "g (" + c.inputs + ") => (" + outputs + ") " + c.initializers + " {" + c.body + "}";
   if (in_float) text = Replace(Replace(text, "double", "float"), "<to = 11>", "<to = 1>");
-  const char opsets[] = "<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1]>\n";
+  const char opsets[] =
+      "<ir_version: 10, opset_import: [\"\": 28, \"ai.caesura\": 1, \"com.microsoft\": 1]>\n";
   ASSIGN_OR_RETURN(Model model, ParseModelText(opsets + text));
   Convert(*model.graph, written, dtype, rounded);
   // The text cannot leave a rank open: an output without dims is not meant to be a scalar.

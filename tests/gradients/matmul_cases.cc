@@ -2,6 +2,23 @@
 #include "tests/gradients/gradient_case.h"
 
 namespace caesura {
+namespace {
+
+// W [3, 20] in 4 bits, two blocks a row; the last one is ragged.
+GradientCase OfNBits(const std::string& name, const std::string& inputs, const std::string& body) {
+  std::vector<double> bytes;
+  for (int i = 0; i < 48; ++i) bytes.push_back(i * 37 % 256);
+  return {.name = name,
+          .inputs = inputs + ", uint8[3,2,8] q",
+          .body = body,
+          .feeds = {{"q", bytes}},
+          .initializers =
+              "<double[3,2] s = {0.25, 0.125, 0.0625, 0.1875, 0.25, 0.03125}, "
+              "uint8[3,1] z = {52, 169, 240}>",
+          .no_double = "the op knows no double"};
+}
+
+}  // namespace
 
 std::vector<GradientCase> MatMulCases() {
   return {
@@ -34,6 +51,13 @@ std::vector<GradientCase> MatMulCases() {
        "y = ai.caesura.FusedMatMul<transA = 1>(a, b)"},
       {"FusedMatMulTT", "double[3,2] a, double[4,3] b",
        "y = ai.caesura.FusedMatMul<transA = 1, transB = 1>(a, b)"},
+      OfNBits("MatMulNBits", "double[2,4,20] a",
+              "y = com.microsoft.MatMulNBits<K = 20, N = 3, block_size = 16>(a, q, s)"),
+      OfNBits("MatMulNBitsBias", "double[2,20] a, double[3] b",
+              "y = com.microsoft.MatMulNBits<K = 20, N = 3, block_size = 16>(a, q, s, z, , b)"),
+      OfNBits("TransposedMatMulNBits", "double[2,3] a, double[20] b",
+              "y = ai.caesura.TransposedMatMulNBits<K = 20, N = 3, bits = 4, block_size = 16>(a, "
+              "q, s, z, , b)"),
       {"Det", "double[2,3,3] x", "y = Det(x)"},
       {"EinsumMatMul", "double[2,3] a, double[3,4] b",
        "y = Einsum<equation = \"ij,jk->ik\">(a, b)"},

@@ -17,6 +17,7 @@
 #include "core/providers/cpu_provider.h"
 #include "core/session/session.h"
 #include "graph_transforms/fusion/attention_fusion.h"
+#include "graph_transforms/fusion/dequantize_fusion.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
 #include "graph_transforms/fusion/norm_fusion.h"
 #include "graph_transforms/fusion/row_fusion.h"
@@ -200,6 +201,11 @@ std::vector<PassCase> PassCases() {
        "(float16[9,16] x, float16[16,24] w) => (float[9,24] y) "
        "{ p = MatMul (x, w) y = Cast <to = 1> (p) }",
        2e-2f},
+      {"StoredWeights", MakeDequantizeFusionPass({}),
+       "(float[5,2] x) => (float[5,16] y) <int8[2,16] q = {1, -2, 3, -4, 5, -6, 7, -8, 1, 2, 3, 4, "
+       "5, 6, 7, 8, -1, -2, -3, -4, -5, -6, -7, -8, 9, -9, 8, -8, 7, -7, 6, 0}, "
+       "float[2,1] s = {0.5, 0.25}> "
+       "{ w = DequantizeLinear <axis = 1, block_size = 16> (q, s) y = MatMul (x, w) }"},
       {"Packing", MakeWeightPackingPass(),
        "(float[8,512] x, float[512,320] w) => (float[8,320] y) "
        "{ y = MatMul (x, w) }",

@@ -145,6 +145,32 @@ std::vector<std::string> Products() {
 }
 TEST(StandardOps, Products) { ExpectAllSame(Products()); }
 
+// Products with a W [3, 20] in blocks of 16: two a row, the last one ragged.
+std::vector<std::string> ProductsOfNBits() {
+  const auto bytes = [](const std::string& name, int of_row) {
+    std::string out = "uint8[3," + std::to_string(of_row) + "] " + name + " = {0";
+    for (int i = 1; i < 3 * of_row; ++i) out += ", " + std::to_string(i * 91 % 256);
+    return out + "}";
+  };
+  std::vector<std::string> out;
+  for (const int bits : {2, 4, 8}) {
+    const int of_block = 2 * bits, of_zeros = bits == 8 ? 2 : 1;
+    const std::string weights =
+        " <" + bytes("flat", 2 * of_block) + ", " + bytes("z", of_zeros) +
+        ", int64[3] dims = {3, 2, " + std::to_string(of_block) +
+        "}, float[3,2] s = {0.25, -0.125, 0.5, 1, -0.75, 0.375}, " +
+        "float[3,2] f = {0.5, 1, -1, 2.5, 0, 3}> { q = Reshape (flat, dims) y = ";
+    const std::string attributes =
+        " <K = 20, N = 3, block_size = 16, bits = " + std::to_string(bits) + "> ";
+    for (const char* inputs : {"(a, q, s)", "(a, q, s, z)", "(a, q, s, f, , b)"}) {
+      out.push_back("(float[N,3] a, float[20] b) => (float[N,20] y)" + weights +
+                    "ai.caesura.TransposedMatMulNBits" + attributes + inputs + " }");
+    }
+  }
+  return out;
+}
+TEST(StandardOps, ProductsOfNBits) { ExpectAllSame(ProductsOfNBits()); }
+
 std::vector<std::string> SumsAndPlaces() {
   return {
       "(float[N,3,4] dy) => (float[3,1] dx) <int64[2] shape = {3, 1}> { dx = ai.caesura.SumTo (dy, "
@@ -427,8 +453,9 @@ TEST(StandardOps, EachOpOfOursIsComparedOrRefused) {
                                          "RoiAlignGrad",
                                          "TopK"};
   std::set<std::string> compared = {"WithGradient"};  // which never runs
-  for (const auto& cases : {GradientsOfElements(), PartsOfAStep(), Products(), SumsAndPlaces(),
-                            Losses(), Norms(), Windows(), Attention(), Updates()}) {
+  for (const auto& cases :
+       {GradientsOfElements(), PartsOfAStep(), Products(), ProductsOfNBits(), SumsAndPlaces(),
+        Losses(), Norms(), Windows(), Attention(), Updates()}) {
     for (const std::string& text : cases) CollectOps(*GraphOf(text), &compared);
   }
   std::set<std::string> found;

@@ -208,14 +208,17 @@ std::string Selection::OfConstants() const {
 std::string Selection::OfIntegerWeights() const {
   std::vector<std::string> weights;
   for (const auto& node : graph_->nodes()) {
-    const Value* stored = node->Is("DequantizeLinear") ? node->input(0) : nullptr;
+    const Value* stored = node->Is("DequantizeLinear")               ? node->input(0)
+                          : node->Is("MatMulNBits", kContribDomain) ? node->input(1)
+                                                                     : nullptr;
     if (stored == nullptr) continue;
     const bool is_constant = stored->producer() != nullptr && stored->producer()->Is("Constant");
     if (is_constant || graph_->Initializer(stored) != nullptr) weights.push_back(stored->name());
   }
   if (weights.empty()) return "";
   return std::to_string(weights.size()) +
-         " weights are whole numbers that DequantizeLinear reads (" + ListedNames(weights) +
+         " weights are whole numbers that DequantizeLinear or MatMulNBits reads (" +
+         ListedNames(weights) +
          "); they cannot be trained as they are: export the model with floating weights, followed "
          "by QuantizeLinear and "
          "DequantizeLinear where it shall learn to be quantized";

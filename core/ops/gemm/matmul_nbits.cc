@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMulNBits (com.microsoft): Y = A W^T + bias, and TransposedMatMulNBits (ai.caesura): Y = A W.
+// MatMulNBits (com.microsoft): Y = A W^T + bias, and TransposedMatMulNBits (ai.caesura): Y = A W +
+// bias.
 // W [N, K] has 2, 4 or 8 bits an element, in blocks along its rows:
 //   W[n, k] = (q[n, k] - zero point[n, k / block]) * scale[n, k / block]
 // Tiles of W become float32 in scratch, one after the other, each in front of the float32 product

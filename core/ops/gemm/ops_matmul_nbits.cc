@@ -15,24 +15,25 @@ namespace {
 
 enum Input { kB = 1, kScales, kZeroPoints, kGroupIndex, kBias };
 
-// The product of `a` with the node's W as another op reads it.
-Expr ProductWithWeights(NodeContext& c, Expr a, const char* op_type, const char* domain) {
-  Exprs inputs = {a, c.input(kB), c.input(kScales)};
-  if (c.HasInput(kZeroPoints)) inputs.push_back(c.input(kZeroPoints));
-  return Op(op_type, inputs, c.Attributes({"K", "N", "bits", "block_size"}), domain);
-}
-
-// Y = A W^T + bias;  dA = dY W, dbias = dY
-void MatMulNBitsRule(GradientContext& g) {
+// The other one of the two ops has dA, of the same W.
+void ProductRule(GradientContext& g, const char* op_type, const char* domain) {
   if (g.Needs(0)) {
-    g.SetInputGradient(0, ProductWithWeights(g, g.dY(), "TransposedMatMulNBits", kCaesuraDomain));
+    Exprs inputs = {g.dY(), g.input(kB), g.input(kScales)};
+    if (g.HasInput(kZeroPoints)) inputs.push_back(g.input(kZeroPoints));
+    g.SetInputGradient(0,
+                       Op(op_type, inputs, g.Attributes({"K", "N", "bits", "block_size"}), domain));
   }
   if (g.Needs(kBias)) g.SetInputGradient(kBias, SumTo(g.dY(), g.input(kBias)));
 }
 
-// Y = A W;  dA = dY W^T
+// Y = A W^T + bias;  dA = dY W, dbias = dY
+void MatMulNBitsRule(GradientContext& g) {
+  ProductRule(g, "TransposedMatMulNBits", kCaesuraDomain);
+}
+
+// Y = A W + bias;  dA = dY W^T, dbias = dY
 void TransposedMatMulNBitsRule(GradientContext& g) {
-  g.SetInputGradient(0, ProductWithWeights(g, g.dY(), "MatMulNBits", kContribDomain));
+  ProductRule(g, "MatMulNBits", kContribDomain);
 }
 
 // --- bodies ---
@@ -72,15 +73,13 @@ Expr Weights(OpBody& b) {
   return Slice(w, Ints({0}, a), Ints({k}, a), 1);
 }
 
-void MatMulNBitsBody(OpBody& b) {
+void ProductBody(OpBody& b, Expr w) {
   if (b.HasInput(kGroupIndex)) return b.Refuse("g_idx: blocks in another order are not supported");
-  const Expr y = Op("MatMul", {b.input(0), Transpose(Weights(b), {1, 0})});
+  const Expr y = Op("MatMul", {b.input(0), w});
   b.SetOutput(0, b.HasInput(kBias) ? y + b.input(kBias) : y);
 }
-
-void TransposedMatMulNBitsBody(OpBody& b) {
-  b.SetOutput(0, Op("MatMul", {b.input(0), Weights(b)}));
-}
+void MatMulNBitsBody(OpBody& b) { ProductBody(b, Transpose(Weights(b), {1, 0})); }
+void TransposedMatMulNBitsBody(OpBody& b) { ProductBody(b, Weights(b)); }
 
 }  // namespace
 }  // namespace gradient
@@ -109,10 +108,10 @@ std::vector<OpDef> MatMulNBitsOps() {
      .infer = InferMatMulNBits, .work = Work::kProduct,
      .rule = {.function = gradient::MatMulNBitsRule, .stops = {1, 4}, .refuses = {2, 3}},
      .body = gradient::MatMulNBitsBody},
-    // TransposedMatMulNBits (A, B, scales, zero_points?) -> Y  Y = A W, where MatMulNBits computes A W^T
-    {.op_type = "TransposedMatMulNBits", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 4,
+    // TransposedMatMulNBits, with the same inputs and attributes: Y = A W + bias, where MatMulNBits has A W^T + bias
+    {.op_type = "TransposedMatMulNBits", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 6,
      .infer = InferTransposedMatMulNBits, .work = Work::kProduct,
-     .rule = {.function = gradient::TransposedMatMulNBitsRule, .stops = {1}, .refuses = {2, 3}},
+     .rule = {.function = gradient::TransposedMatMulNBitsRule, .stops = {1, 4}, .refuses = {2, 3}},
      .body = gradient::TransposedMatMulNBitsBody},
   };
 }

@@ -30,6 +30,25 @@ def _fold(function):
     return run
 
 
+def _nbits_weights(a, q, scales, zeros):
+    """Returns W [N, K] of 4 bits."""
+    def numbers(packed):
+        return torch.stack([packed & 15, packed >> 4], -1).flatten(-2).to(scales.dtype)
+
+    w = numbers(q) - (8 if zeros is None else numbers(zeros)[:, :scales.shape[1], None])
+    return (w * scales[..., None]).flatten(1)[:, :a["K"]]
+
+
+def _matmul_nbits(a, x, q, scales, zeros=None, groups=None, bias=None):
+    y = x @ _nbits_weights(a, q, scales, zeros).T
+    return y if bias is None else y + bias
+
+
+def _transposed_matmul_nbits(a, x, q, scales, zeros=None, groups=None, bias=None):
+    y = x @ _nbits_weights(a, q, scales, zeros)
+    return y if bias is None else y + bias
+
+
 def _selu(a, x):
     """With ONNX's coefficients, which are PyTorch's rounded to float32."""
     alpha, gamma = a.get("alpha", 1.67326319217681884765625), a.get("gamma", 1.05070102214813232421875)
@@ -122,6 +141,8 @@ PRODUCTS = {
     "Det": lambda a, x: torch.linalg.det(x),
     "Einsum": lambda a, *xs: torch.einsum(a["equation"].replace(" ", ""), *xs),
     "FusedMatMul": _fused_matmul,
+    "MatMulNBits": _matmul_nbits,
+    "TransposedMatMulNBits": _transposed_matmul_nbits,
     "Gemm": _gemm,
     "MatMul": lambda a, x, y: torch.matmul(x, y),
 }
