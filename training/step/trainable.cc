@@ -64,7 +64,7 @@ class Selection {
   bool IsOnlySet(const Value* value) const;
   std::string WhyNone() const;
   std::string OfConstants() const;
-  std::string OfIntegerWeights() const;
+  std::string OfIntegerWeights(bool with_blocks) const;
   std::vector<std::string> Stops() const;
   void ConstantsToInitializers();
 
@@ -205,12 +205,14 @@ std::string Selection::OfConstants() const {
          "them parameters";
 }
 
-std::string Selection::OfIntegerWeights() const {
+// Weights in blocks are frozen as a rule, beside adapters that train.
+std::string Selection::OfIntegerWeights(bool with_blocks) const {
   std::vector<std::string> weights;
   for (const auto& node : graph_->nodes()) {
-    const Value* stored = node->Is("DequantizeLinear")               ? node->input(0)
+    if (!with_blocks && node->Attr<int64_t>("block_size", 0) != 0) continue;
+    const Value* stored = node->Is("DequantizeLinear")              ? node->input(0)
                           : node->Is("MatMulNBits", kContribDomain) ? node->input(1)
-                                                                     : nullptr;
+                                                                    : nullptr;
     if (stored == nullptr) continue;
     const bool is_constant = stored->producer() != nullptr && stored->producer()->Is("Constant");
     if (is_constant || graph_->Initializer(stored) != nullptr) weights.push_back(stored->name());
@@ -238,7 +240,7 @@ std::string Selection::WhyNone() const {
       text += (i == 0 ? " " : ", ") + stops[i];
     if (stops.size() > 10) text += " and " + std::to_string(stops.size() - 10) + " more";
   }
-  for (const std::string& more : {OfIntegerWeights(), OfConstants()}) {
+  for (const std::string& more : {OfIntegerWeights(/*with_blocks=*/true), OfConstants()}) {
     if (!more.empty()) text += "; " + more;
   }
   return text;
@@ -291,7 +293,8 @@ Result<std::vector<std::string>> Selection::Make(const Loss* loss) {
     trained += model_.graph->Initializer(model_.graph->FindValue(name))->elements();
   for (const std::string& name : reached_constants_) held += held_.at(name).elements();
   if (held > trained && !options_.train_constants) LogWarning(OfConstants());
-  if (const std::string integers = OfIntegerWeights(); !integers.empty()) LogWarning(integers);
+  const std::string integers = OfIntegerWeights(/*with_blocks=*/false);
+  if (!integers.empty()) LogWarning(integers);
   return names;
 }
 

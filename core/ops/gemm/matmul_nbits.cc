@@ -28,9 +28,11 @@ namespace {
 
 enum Input { kA, kB, kScales, kZeroPoints, kGroupIndex, kBias };
 
-// A tile of W: as many elements along the sums as keep the C of a product in cache while it is
-// added to, and along the other dim as many columns as that product takes at a time.
-constexpr int64_t kTileTerms = 2048, kTileColumns = 256;
+// A tile of W: so many elements along the sums, and along the product's columns. As many as keep
+// the product's own blocks of terms and columns as they are without tiles.
+constexpr int64_t kTileTerms = 576, kTileColumns = 1024;
+// Tiles begin at multiples of blocks, or, in longer blocks, of so many elements.
+constexpr int64_t kLongestUnit = 64;
 
 int64_t PartsOf(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
@@ -42,6 +44,8 @@ struct BlockMatrix {
   int64_t zero_bytes;           // of a row's packed zero points
   bool packed_zeros = false;    // zero points of `bits` each
   bool floating_zeros = false;  // neither: 2^(bits - 1)
+
+  int64_t unit() const { return std::min(block, kLongestUnit); }
 };
 
 // Of this shape, or flat.
@@ -128,7 +132,7 @@ inline void UnpackBlock(const uint8_t* q, int64_t count, float zero, float scale
   }
 }
 
-// A part of W: whole blocks, or, of longer ones, whole parts of kTileColumns.
+// A part of W, of whole units.
 struct Tile {
   int64_t row, rows, column, columns;
 };
@@ -137,7 +141,7 @@ struct Tile {
 template <int kBits>
 void UnpackRows(const BlockMatrix& w, const BlockData& data, const Tile& tile, int64_t first,
                 int64_t last, float* out) {
-  const int64_t step = std::min(w.block, kTileColumns);
+  const int64_t step = w.unit();
   out += first * tile.columns;
   for (int64_t row = tile.row + first; row < tile.row + last; ++row) {
     const uint8_t* q = data.q + (row * w.blocks * w.block + tile.column) * kBits / 8;
@@ -177,7 +181,7 @@ class TiledProduct {
     out.threads_ = info.threads();
     out.transposed_ = transposed;
     const int64_t columns = transposed ? w.n : w.k, terms = transposed ? w.k : w.n;
-    const int64_t unit = std::min(w.block, kTileColumns);
+    const int64_t unit = w.unit();
     const int64_t tile_columns = EvenPart(columns, kTileColumns, unit),
                   tile_terms = EvenPart(terms, kTileTerms, unit);
     out.scratch_ = info.BookScratch(tile_columns * tile_terms * sizeof(float));

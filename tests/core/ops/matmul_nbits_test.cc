@@ -17,10 +17,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-enum class Zeros { kNone, kPacked, kFloating };
+enum class ZeroPoints { kNone, kPacked, kFloating };
 
-// Numbers of `bits` each, lowest bits first, each row padded to whole bytes.
-Tensor Packed(const std::vector<int>& numbers, int64_t rows, int bits, Shape shape) {
+// RandomNBits of `bits` each, lowest bits first, each row padded to whole bytes.
+Tensor PackedNBits(const std::vector<int>& numbers, int64_t rows, int bits, Shape shape) {
   Tensor out = Tensor::Zeros(DType::kUInt8, std::move(shape));
   const int64_t of_row = static_cast<int64_t>(numbers.size()) / rows, bytes = out.elements() / rows;
   for (int64_t i = 0; i < static_cast<int64_t>(numbers.size()); ++i) {
@@ -32,11 +32,11 @@ Tensor Packed(const std::vector<int>& numbers, int64_t rows, int bits, Shape sha
 }
 
 // A random W [n, k], and the node that reads it.
-struct Product {
+struct NBitsProduct {
   int64_t n, k;
   int bits;
   int64_t block;
-  Zeros zeros = Zeros::kNone;
+  ZeroPoints zeros = ZeroPoints::kNone;
   bool transposed = true;  // A W^T
   bool bias = false;
   DType dtype = DType::kFloat32;
@@ -45,50 +45,52 @@ struct Product {
   int64_t columns() const { return transposed ? n : k; }
 };
 
-struct Case {
+struct NBitsCase {
   KernelCase kernel;
   std::vector<double> expected;
 };
 
-std::vector<double> Numbers(std::mt19937& random, int64_t count, DType dtype) {
+std::vector<double> RandomNumbers(std::mt19937& random, int64_t count, DType dtype) {
   std::uniform_real_distribution<double> draw(-1, 1);
   std::vector<double> out(count);
   for (double& x : out) x = draw(random);
   return FromDoubles(dtype, {count}, out).ToVector<double>();
 }
 
-Case MakeCase(const Product& p, std::vector<int64_t> a_dims) {
+NBitsCase MakeNBitsCase(const NBitsProduct& p, std::vector<int64_t> a_dims) {
   std::mt19937 random(static_cast<uint32_t>(p.n * 31 + p.k));
   const int64_t blocks = (p.k + p.block - 1) / p.block;
   std::vector<int> q(p.n * blocks * p.block), zeros(p.n * blocks);
   for (int& x : q) x = static_cast<int>(random() >> 8 & ((1u << p.bits) - 1));
   for (int& x : zeros) x = static_cast<int>(random() >> 8 & ((1u << p.bits) - 1));
-  const std::vector<double> scales = Numbers(random, p.n * blocks, p.dtype),
-                            floating = Numbers(random, p.n * blocks, p.dtype);
+  const std::vector<double> scales = RandomNumbers(random, p.n * blocks, p.dtype),
+                            floating = RandomNumbers(random, p.n * blocks, p.dtype);
   std::vector<double> w(p.n * p.k);
   for (int64_t i = 0; i < p.n * p.k; ++i) {
     const int64_t b = i / p.k * blocks + i % p.k / p.block;
     double zero = 1 << (p.bits - 1);
-    if (p.zeros == Zeros::kPacked) zero = zeros[b];
-    if (p.zeros == Zeros::kFloating) zero = floating[b];
+    if (p.zeros == ZeroPoints::kPacked) zero = zeros[b];
+    if (p.zeros == ZeroPoints::kFloating) zero = floating[b];
     w[i] = (q[i / p.k * blocks * p.block + i % p.k] - zero) * scales[b];
   }
   a_dims.push_back(p.terms());
   const Shape a_shape(a_dims);
-  const std::vector<double> a = Numbers(random, a_shape.elements(), p.dtype),
-                            bias = Numbers(random, p.columns(), p.dtype);
-  std::vector<RuntimeValue> inputs = {FromDoubles(p.dtype, a_shape, a),
-                                      Packed(q, p.n, p.bits, {p.n, blocks, p.block * p.bits / 8}),
-                                      FromDoubles(p.dtype, {p.n, blocks}, scales)};
+  const std::vector<double> a = RandomNumbers(random, a_shape.elements(), p.dtype),
+                            bias = RandomNumbers(random, p.columns(), p.dtype);
+  std::vector<RuntimeValue> inputs = {
+      FromDoubles(p.dtype, a_shape, a),
+      PackedNBits(q, p.n, p.bits, {p.n, blocks, p.block * p.bits / 8}),
+      FromDoubles(p.dtype, {p.n, blocks}, scales)};
   inputs.resize(6);
-  if (p.zeros == Zeros::kPacked)
-    inputs[3] = Packed(zeros, p.n, p.bits, {p.n, (blocks * p.bits + 7) / 8});
-  if (p.zeros == Zeros::kFloating) inputs[3] = FromDoubles(p.dtype, {p.n, blocks}, floating);
+  if (p.zeros == ZeroPoints::kPacked)
+    inputs[3] = PackedNBits(zeros, p.n, p.bits, {p.n, (blocks * p.bits + 7) / 8});
+  if (p.zeros == ZeroPoints::kFloating) inputs[3] = FromDoubles(p.dtype, {p.n, blocks}, floating);
   if (p.bias) inputs[5] = FromDoubles(p.dtype, {p.columns()}, bias);
-  Case node{KernelCase(p.transposed ? "MatMulNBits" : "TransposedMatMulNBits", std::move(inputs),
-                       {{"K", p.k}, {"N", p.n}, {"bits", int64_t{p.bits}}, {"block_size", p.block}},
-                       p.transposed ? kContribDomain : kCaesuraDomain),
-            {}};
+  NBitsCase node{
+      KernelCase(p.transposed ? "MatMulNBits" : "TransposedMatMulNBits", std::move(inputs),
+                 {{"K", p.k}, {"N", p.n}, {"bits", int64_t{p.bits}}, {"block_size", p.block}},
+                 p.transposed ? kContribDomain : kCaesuraDomain),
+      {}};
   const int64_t rows = a_shape.elements() / p.terms();
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < p.columns(); ++j) {
@@ -101,11 +103,13 @@ Case MakeCase(const Product& p, std::vector<int64_t> a_dims) {
   return node;
 }
 
-void ExpectProduct(const Product& p, const std::vector<int64_t>& a_dims) {
+void ExpectNBitsProduct(const NBitsProduct& p, const std::vector<int64_t>& a_dims,
+                        int threads = 1) {
   SCOPED_TRACE("W [" + std::to_string(p.n) + ", " + std::to_string(p.k) + "] in blocks of " +
                std::to_string(p.block) + " x " + std::to_string(p.bits) + " bits, zero points " +
                std::to_string(static_cast<int>(p.zeros)) + (p.transposed ? "" : ", A W"));
-  Case node = MakeCase(p, a_dims);
+  NBitsCase node = MakeNBitsCase(p, a_dims);
+  node.kernel.threads = threads;
   const auto out = node.kernel.Run();
   ASSERT_TRUE(out.ok()) << out.status().ToString();
   const Tensor& y = (*out)[0].tensor();
@@ -128,10 +132,11 @@ void ExpectProduct(const Product& p, const std::vector<int64_t>& a_dims) {
 TEST(MatMulNBits, AllBitsBlocksAndZeroPoints) {
   for (const bool transposed : {true, false}) {
     for (const int bits : {2, 4, 8}) {
-      for (const Zeros zeros : {Zeros::kNone, Zeros::kPacked, Zeros::kFloating}) {
+      for (const ZeroPoints zeros :
+           {ZeroPoints::kNone, ZeroPoints::kPacked, ZeroPoints::kFloating}) {
         for (const int64_t block : {16, 32, 128}) {
           for (const int64_t k : {64, 49, 200})
-            ExpectProduct({7, k, bits, block, zeros, transposed, k == 49}, {5});
+            ExpectNBitsProduct({7, k, bits, block, zeros, transposed, k == 49}, {5});
         }
       }
     }
@@ -141,38 +146,29 @@ TEST(MatMulNBits, AllBitsBlocksAndZeroPoints) {
 // More than one tile both ways, of which the last are smaller; blocks longer than a tile.
 TEST(MatMulNBits, ManyTiles) {
   for (const bool transposed : {true, false}) {
-    ExpectProduct({600, 2100, 4, 32, Zeros::kPacked, transposed, true}, {3});
-    ExpectProduct({2100, 600, 4, 1024, Zeros::kNone, transposed, true}, {3});
-    ExpectProduct({300, 520, 4, 512, Zeros::kFloating, transposed}, {64});
+    ExpectNBitsProduct({600, 2100, 4, 32, ZeroPoints::kPacked, transposed, true}, {3});
+    ExpectNBitsProduct({2100, 600, 4, 1024, ZeroPoints::kNone, transposed, true}, {3});
+    ExpectNBitsProduct({300, 520, 4, 512, ZeroPoints::kFloating, transposed}, {64}, 3);
   }
 }
 
 TEST(MatMulNBits, HalvesAndBatches) {
   for (const bool transposed : {true, false}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      for (const Zeros zeros : {Zeros::kPacked, Zeros::kFloating})
-        ExpectProduct({24, 96, 4, 32, zeros, transposed, true, dtype}, {2, 3});
+      for (const ZeroPoints zeros : {ZeroPoints::kPacked, ZeroPoints::kFloating})
+        ExpectNBitsProduct({24, 96, 4, 32, zeros, transposed, true, dtype}, {2, 3});
     }
-    ExpectProduct({24, 96, 4, 32, Zeros::kPacked, transposed}, {2, 3, 4});
-    ExpectProduct({24, 96, 4, 32, Zeros::kPacked, transposed}, {});  // a vector
-    ExpectProduct({24, 96, 4, 32, Zeros::kPacked, transposed}, {0, 4});
+    ExpectNBitsProduct({24, 96, 4, 32, ZeroPoints::kPacked, transposed}, {2, 3, 4});
+    ExpectNBitsProduct({24, 96, 4, 32, ZeroPoints::kPacked, transposed}, {});  // a vector
+    ExpectNBitsProduct({24, 96, 4, 32, ZeroPoints::kPacked, transposed}, {0, 4});
   }
-}
-
-// The result does not depend on the number of threads.
-TEST(MatMulNBits, ThreadsAgree) {
-  Case node = MakeCase({300, 600, 4, 32, Zeros::kPacked}, {70});
-  const auto one = node.kernel.Run().value();
-  Case again = MakeCase({300, 600, 4, 32, Zeros::kPacked}, {70});
-  again.kernel.threads = 3;
-  EXPECT_TRUE(SameBits(one[0], again.kernel.Run().value()[0]));
 }
 
 // Scales and packed zero points may be flat, as older exporters write them.
 TEST(MatMulNBits, FlatScalesAndZeroPoints) {
-  Case node = MakeCase({6, 96, 4, 32, Zeros::kPacked}, {2});
+  NBitsCase node = MakeNBitsCase({6, 96, 4, 32, ZeroPoints::kPacked}, {2});
   const auto expected = node.kernel.Run().value();
-  Case flat = MakeCase({6, 96, 4, 32, Zeros::kPacked}, {2});
+  NBitsCase flat = MakeNBitsCase({6, 96, 4, 32, ZeroPoints::kPacked}, {2});
   for (const int i : {2, 3}) {
     const Tensor& tensor = flat.kernel.inputs[i].tensor();
     flat.kernel.inputs[i] = tensor.Reshaped(Shape{tensor.elements()});
@@ -180,7 +176,7 @@ TEST(MatMulNBits, FlatScalesAndZeroPoints) {
   EXPECT_TRUE(SameBits(expected[0], flat.kernel.Run().value()[0]));
 }
 
-struct Damage {
+struct NBitsDamage {
   const char* message;
   std::function<void(KernelCase&)> apply;
 };
@@ -193,7 +189,7 @@ TEST(MatMulNBits, RefusesWhatDoesNotFit) {
     return [=](KernelCase& k) { k.inputs[i] = Tensor::Zeros(dtype, shape); };
   };
   constexpr DType kByte = DType::kUInt8, kFloat = DType::kFloat32, kHalf = DType::kFloat16;
-  const Damage damages[] = {
+  const NBitsDamage damages[] = {
       {"bits: expected 2, 4 or 8, got 3", attribute("bits", 3)},
       {"bits: expected 2, 4 or 8, got 16", attribute("bits", 16)},
       {"bits: expected a positive number, got -4", attribute("bits", -4)},
@@ -219,8 +215,8 @@ TEST(MatMulNBits, RefusesWhatDoesNotFit) {
       {"bias: expected [6], got [5]", input(5, kFloat, {5})},
       {"bias: expected float32, got float16", input(5, kHalf, {6})},
   };
-  for (const Damage& damage : damages) {
-    Case node = MakeCase({6, 96, 4, 32, Zeros::kPacked}, {2});
+  for (const NBitsDamage& damage : damages) {
+    NBitsCase node = MakeNBitsCase({6, 96, 4, 32, ZeroPoints::kPacked}, {2});
     damage.apply(node.kernel);
     const Status status = node.kernel.Run().status();
     EXPECT_THAT(status.message(), HasSubstr(damage.message));

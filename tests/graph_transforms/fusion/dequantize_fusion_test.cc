@@ -40,30 +40,32 @@ Model ModelOf(const Stored& stored, int64_t k, const std::string& body) {
   const std::string dequantize = "w = DequantizeLinear <axis = " + std::to_string(stored.axis) +
                                  ", block_size = " + std::to_string(stored.block) + "> (q, s" +
                                  zero + ") ";
-  const std::string text =
-      "<ir_version: 11, opset_import: [\"\": 25]> g (float[6, " + std::to_string(k) +
-      "] x, float q, float s, float z, float[24] row) => (float y) { " + dequantize + body + " }";
-  Model model = ParseModelText(text).value();
-  Graph& graph = *model.graph;
   Shape blocks(stored.dims);
   blocks[static_cast<int>(stored.axis)] =
       (stored.dims[stored.axis] + stored.block - 1) / stored.block;
+  const auto dims = [](const Shape& shape) {
+    return "[" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + "]";
+  };
+  const std::string type = DTypeName(stored.dtype);
+  Model model =
+      ParseModelText("<ir_version: 11, opset_import: [\"\": 25]> g (float[6, " + std::to_string(k) +
+                     "] x, " + type + dims(Shape(stored.dims)) + " q, float" + dims(blocks) +
+                     " s, " + type + dims(blocks) + " z, float[24] row) => (float[M, L] y) { " +
+                     dequantize + body + " }")
+          .value();
+  Graph& graph = *model.graph;
   const bool is_signed =
       stored.dtype == DType::kInt4 || stored.dtype == DType::kInt8 || stored.dtype == DType::kInt2;
   const int range = 1 << DTypeFileBits(stored.dtype), low = is_signed ? -range / 2 : 0;
   const auto set = [&](const char* name, Tensor tensor) {
     Value* value = graph.FindValue(name);
     graph.RemoveInput(value);
-    value->set_type(ValueType::Tensor(tensor.dtype(), tensor.shape()));
     graph.SetInitializer(value, std::move(tensor));
   };
   set("q", Numbers(stored.dtype, Shape(stored.dims), low, range));
   set("s", Numbers(DType::kFloat32, blocks, 1, 5));
   set("z", Numbers(stored.dtype, blocks, low + 1, range - 1));
   set("row", Numbers(DType::kFloat32, Shape{24}, -9, 13));
-  for (const auto& node : graph.nodes()) {
-    for (Value* output : node->outputs()) output->set_type({});
-  }
   const Status status = InferShapes(model);
   EXPECT_TRUE(status.ok()) << status.ToString();
   return model;
