@@ -98,6 +98,8 @@ class DequantizeFuser {
                       (axis == 0 || axis == 1);
     if (!fits || scale == nullptr || scale->dtype() != node.output(0)->dtype()) return -1;
     Shape blocks = q->shape();
+    // Padded to whole blocks the weights must stay small.
+    if (block > 16 && block / 2 >= blocks[axis]) return -1;
     blocks[axis] = (blocks[axis] + block - 1) / block;
     if (scale->shape() != blocks) return -1;
     if (node.input(2) == nullptr) return axis;
@@ -109,6 +111,8 @@ class DequantizeFuser {
     const Node* dequantize =
         MadeBy(transpose != nullptr ? transpose->input(0) : product->input(1), "DequantizeLinear");
     if (dequantize == nullptr || dequantize->graph() != &graph_) return {};
+    const std::vector<int64_t> swap = {1, 0};
+    if (transpose != nullptr && transpose->Attr("perm", swap) != swap) return {};
     const int64_t axis = AxisOf(*dequantize);
     if (axis < 0 || !MayBecomeOne(*dequantize, *product)) return {};
     // Of what is stored.
@@ -162,23 +166,17 @@ class DequantizeFuser {
     return &out;
   }
 
-  // What made the weights, and what it was made of.
+  // What made the weights, and what it made them of.
   void RemoveUnread() {
     std::unordered_set<const Node*> dead;
     for (const Node* node : transposes_) {
       if (IsUnread(node->output(0))) dead.insert(node);
     }
     graph_.RemoveNodes(std::exchange(dead, {}));
-    std::unordered_set<Value*> stored;
     for (const auto& [node, weights] : packed_) {
-      if (!IsUnread(node->output(0))) continue;
-      dead.insert(node);
-      stored.insert(node->inputs().begin(), node->inputs().end());
+      if (IsUnread(node->output(0))) dead.insert(node);
     }
     graph_.RemoveNodes(dead);
-    for (Value* value : stored) {
-      if (value != nullptr && IsUnread(value)) graph_.RemoveInitializer(value);
-    }
     graph_.RemoveUnusedValues();
   }
 

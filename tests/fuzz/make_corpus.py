@@ -101,6 +101,12 @@ def several_ops():
             g (float[3, 1, 2] x) => (float[3, 1, 1, 1] y)
             <int8[1, 2, 4] w = {1, -2, 3, -4, 5, -6, 7, -8}, int8[1, 1, 4] r = {9, -8, 7, -6}, float[1] s = {0.1}, int8[1] z = {2}>
             { y = com.microsoft.DynamicQuantizeLSTM <hidden_size = 1> (x, w, r, , , , , , s, z, s, z) }""",
+        "nbits": f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[3, 20] x) => (float[3, 2] y)
+            <uint8[2, 2, 8] b = {{{listed(32)}}}, float[2, 2] s = {{}}, uint8[2, 1] z = {{52, 169}}>
+            {{ y = com.microsoft.MatMulNBits <K = 20, N = 2, bits = 4, block_size = 16> (x, b, s, z) }}""",
+        "stored": f"""<ir_version: 10, opset_import: ["": 21]> g (float[3, 20] x) => (float[3, 2] y)
+            <uint8[20, 2] q = {{{listed(40)}}}, float[2, 2] s = {{}}>
+            {{ w = DequantizeLinear <axis = 0, block_size = 16> (q, s) y = MatMul (x, w) }}""",
     }
     models = {}
     for name, text in texts.items():
@@ -108,6 +114,11 @@ def several_ops():
         model = parser.parse_model(fill(text))
         models[name] = model.SerializeToString()
     return models
+
+
+def listed(count):
+    """Returns `count` numbers of a byte each."""
+    return ", ".join(str(i * 37 % 256) for i in range(count))
 
 
 def fill(text):
