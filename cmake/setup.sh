@@ -186,7 +186,8 @@ make_environment() {
     requirements+=(-r "$root/cmake/requirements-torch.txt")
   fi
   say "installing Python packages (PyTorch, onnx, oneDNN, ...), 1 to 5 minutes"
-  logged pip "$venv/bin/python" -m pip install --disable-pip-version-check "${requirements[@]}" ||
+  # --no-compile: a module is compiled where it is first imported; most of these never are.
+  logged pip "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile "${requirements[@]}" ||
     fail "pip could not install cmake/requirements*.txt (log: $logs/pip.log): please check the network or the index pip uses."
   echo "$wanted" >"$venv/stamp"
 }
@@ -265,8 +266,9 @@ fetch_onnx() {
   [[ -f $1/CMakeLists.txt ]] && return
   local sdists=$prefix/sdists
   mkdir -p "$sdists" "$1"
-  # pip asks the package for its metadata before it hands the file over; the build back end is all that takes.
-  "$venv/bin/python" -m pip download --disable-pip-version-check --no-deps --no-binary :all: \
+  # pip asks the package for its metadata before it hands the file over; the build back end is all that takes. (With
+  # ":all:" pip would build that from sources, too.)
+  "$venv/bin/python" -m pip download --disable-pip-version-check --no-deps --no-binary onnx \
     --dest "$sdists" "onnx==$onnx_version"
   tar -xzf "$sdists/onnx-$onnx_version.tar.gz" -C "$1" --strip-components=1
 }
