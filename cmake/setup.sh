@@ -68,12 +68,6 @@ if wants fuzz; then
   files+=("$clang/lib/linux/libclang_rt.fuzzer-x86_64.a:libclang-rt-19-dev" "$clang/include/omp.h:libomp-19-dev")
 fi
 
-cmake_is_new_enough() {
-  local version
-  version=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || return 1
-  [[ -n $version && $(printf '3.25\n%s\n' "$version" | sort -V | head -n1) = 3.25 ]]
-}
-
 # Prints the Debian packages whose command or header is not there.
 missing_packages() {
   local entry
@@ -83,7 +77,6 @@ missing_packages() {
   for entry in "${files[@]}"; do
     [[ -e ${entry%%:*} ]] || echo "${entry#*:}"
   done
-  cmake_is_new_enough || echo cmake
   if ! command -v g++ >/dev/null; then
     printf '%s\n' "${headers[@]#*:}"
   else
@@ -287,11 +280,11 @@ build_onnx() {
   logged onnx-fetch fetch_onnx "$source" || fail "the sources of onnx $onnx_version could not be fetched with pip."
   local launcher=()
   command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  logged onnx-configure cmake -S "$source" -B "$onnx/build" -G Ninja \
+  logged onnx-configure "$venv/bin/cmake" -S "$source" -B "$onnx/build" -G Ninja \
     -DCMAKE_INSTALL_PREFIX="$onnx" -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_PROJECT_INCLUDE="$root/cmake/onnx_unity.cmake" \
     "${onnx_options[@]}" "${launcher[@]}" ||
     fail "onnx $onnx_version did not configure (log: $logs/onnx-configure.log)."
-  logged onnx-build cmake --build "$onnx/build" --target install ||
+  logged onnx-build "$venv/bin/cmake" --build "$onnx/build" --target install ||
     fail "onnx $onnx_version did not build (log: $logs/onnx-build.log)."
   rm -rf "$onnx/build"
   touch "$onnx/stamp"
