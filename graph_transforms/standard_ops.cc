@@ -42,16 +42,16 @@ class Expansion {
 
   // Fails listing what was refused.
   Status Finish(Graph& graph) {
-    Run(graph);
-    if (count_ == 0) return graph.SortTopologically();
+    RETURN_IF_ERROR(Run(graph));
+    if (count_ == 0) return {};
     return Unsupported(std::to_string(count_) +
                        " node(s) cannot be written in ONNX's operators:" + refused_);
   }
 
-  void Run(Graph& graph) {
+  Status Run(Graph& graph) {
     std::deque<Node*> left;
     for (const auto& node : graph.nodes()) {
-      for (Graph* body : node->Subgraphs()) Run(*body);
+      for (Graph* body : node->Subgraphs()) RETURN_IF_ERROR(Run(*body));
       if (is_to_be_written_(*node)) left.push_back(node.get());
     }
     while (!left.empty()) {
@@ -62,11 +62,12 @@ class Expansion {
       Write(graph, node, writer);
       std::vector<Node*> fresh;  // before what reads them: bodies ask for types
       for (Node* one : writer.nodes()) {
-        for (Graph* body : one->Subgraphs()) Run(*body);
+        for (Graph* body : one->Subgraphs()) RETURN_IF_ERROR(Run(*body));
         if (is_to_be_written_(*one)) fresh.push_back(one);
       }
       left.insert(left.begin(), fresh.begin(), fresh.end());
     }
+    return graph.SortTopologically();
   }
 
  private:
@@ -106,8 +107,7 @@ class Expansion {
 Status WriteInStandardOps(Graph& graph) { return Expansion(IsToBeWritten).Finish(graph); }
 
 Status WriteBeforeGradients(Graph& graph) {
-  Expansion(IsToBeWrittenFirst).Run(graph);
-  return graph.SortTopologically();
+  return Expansion(IsToBeWrittenFirst).Run(graph);
 }
 
 }  // namespace caesura

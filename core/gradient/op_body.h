@@ -13,6 +13,7 @@
 #ifndef CAESURA_CORE_GRADIENT_OP_BODY_H_
 #define CAESURA_CORE_GRADIENT_OP_BODY_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -70,6 +71,12 @@ class InnerGraph {
   std::shared_ptr<Graph> graph_;
   NodeWriter writer_;
 };
+
+// A Scan along `axis` of the inputs, from the last place where it is reversed. `step` gets the
+// states and the inputs' slices, and gives the next states and one result. The result is the last
+// states, then the results of all places along the same axis. Ranks must be known.
+Exprs ScanOver(const Exprs& states, const Exprs& inputs, int64_t axis, bool is_reversed,
+               const std::function<Exprs(const Exprs& states, const Exprs& slices)>& step);
 
 }  // namespace caesura::gradient
 

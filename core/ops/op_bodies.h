@@ -14,6 +14,15 @@ void AttentionGradBody(OpBody& b);
 // conv/ops_conv_body.cc
 void ConvGradBody(OpBody& b);
 void ConvTransposeGradBody(OpBody& b);
+// conv/ops_deform_body.cc
+void DeformConvGradBody(OpBody& b);
+// image/ops_image_body.cc
+void ResizeGradBody(OpBody& b);
+void GridSampleGradBody(OpBody& b);
+void RoiAlignGradBody(OpBody& b);
+void MaxRoiPoolGradBody(OpBody& b);
+// loss/ops_ctc_body.cc
+void CtcLossBody(OpBody& b);
 // normalization/ops_norm_body.cc
 void SoftmaxGradBody(OpBody& b);
 void LogSoftmaxGradBody(OpBody& b);
@@ -33,9 +42,13 @@ void GlobalMaxPoolGradBody(OpBody& b);
 // random/ops_dropout_body.cc
 void DropoutBody(OpBody& b);
 void DropoutGradBody(OpBody& b);
-
 // recurrent/ops_recurrent_body.cc: RNN, GRU and LSTM
 void RecurrentBody(OpBody& b);
+// reduction/ops_scan_body.cc
+void LogCumSumExpBody(OpBody& b);
+void LogCumSumExpGradBody(OpBody& b);
+void CumProdGradBody(OpBody& b);
+void ReduceProdGradBody(OpBody& b);
 
 }  // namespace caesura::gradient
 

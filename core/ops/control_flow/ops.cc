@@ -20,15 +20,17 @@ struct Branch {
   std::vector<Value*> saved;
 };
 
-// Adds an output of the type of `value` to the branch that did not make it.
+// Adds an output of the type and rank of `value` to the branch that did not make it.
 void AddPlaceholder(Graph& body, const Value* value) {
   if (value->type().kind == ValueType::Kind::kSequence) {
     const DType dtype = value->type().element->dtype;
     body.AddOutput(
         body.AddOp("SequenceEmpty", {}, {{"dtype", static_cast<int64_t>(dtype)}})->output(0));
   } else {
+    const auto& shape = value->type().shape;
+    const Shape none(std::vector<int64_t>(shape ? shape->size() : 1, 0));
     AddCopyAsOutput(body, body.AddInitializer(body.UniqueName("absent"),
-                                              Tensor::Zeros(value->dtype(), Shape{0})));
+                                              Tensor::Zeros(value->dtype(), none)));
   }
 }
 
@@ -44,7 +46,7 @@ ValueMap SaveFromBranch(GradientContext& g, Branch& from, Branch& other) {
   ValueMap outer;
   for (Value* value : from.saved) {
     ValueType type = value->type();
-    type.shape.reset();
+    if (type.shape) type.shape->assign(type.shape->size(), Dim{});
     AddCopyAsOutput(*from.body, value);
     AddPlaceholder(*other.body, value);
     outer[value] = AddOutput(g, from.body->outputs().size() - 1, "saved", std::move(type));

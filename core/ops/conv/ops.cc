@@ -77,7 +77,7 @@ std::vector<OpDef> ConvOps() {
     // DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask
     {.op_type = "DeformConvGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 6,
      .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}, .derivative = Derivative::kRefusal,
-     .derivative_note = kNoSecondDerivative},
+     .derivative_note = kNoSecondDerivative, .body = gradient::DeformConvGradBody},
   };
 }
 // clang-format on

@@ -136,6 +136,33 @@ Expr Swapped(Expr x, int rank) {
   return Transpose(x, axes);
 }
 
+// dX = dY times the cofactors: the determinants of X without a row and a column
+void DetGradBody(OpBody& b) {
+  const Expr dy = b.input(0), x = b.input(1);
+  const int rank = b.Rank(1);
+  const auto& shape = x.value()->type().shape;
+  const int64_t n = rank < 2 ? -1 : shape->back().value;
+  if (n < 1) return b.Refuse("has matrices of an unknown size");
+  if (n == 1) return b.SetOutput(0, ReshapeLike(dy, x));
+  std::vector<int64_t> others, signs, order;  // `others`: of each place those that stay
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t k = 0; k < n; ++k) {
+      if (k != i) others.push_back(k);
+      signs.push_back((i + k) % 2 == 0 ? 1 : -1);
+    }
+  }
+  const auto square = [&](const std::vector<int64_t>& of, int64_t columns) {
+    return Op("Reshape", {Ints(of, x), Ints({n, columns}, x)});
+  };
+  const Expr left = square(others, n - 1);
+  const Expr rows = Gather(x, left, rank - 2), minors = Gather(rows, left, rank);
+  for (int i = 0; i < rank - 2; ++i) order.push_back(i);
+  for (const int i : {0, 2, 1, 3}) order.push_back(rank - 2 + i);
+  const Expr sign = Cast(square(signs, n), x.dtype());
+  const Expr cofactors = Op("Det", {Transpose(minors, order)}) * sign;
+  b.SetOutput(0, Unsqueeze(dy, {rank - 2, rank - 1}) * cofactors);
+}
+
 void FusedMatMulBody(OpBody& b) {
   Expr factors[] = {b.input(0), b.input(1)};
   const DType wide =
@@ -210,7 +237,7 @@ std::vector<OpDef> GemmOps() {
      .rule = {.function = gradient::FusedMatMulRule}, .body = gradient::FusedMatMulBody},
     // DetGrad (dY, X, Y) -> dX
     {.op_type = "DetGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {1},
-     .derivative = OpDef::Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
+     .derivative = OpDef::Derivative::kRefusal, .derivative_note = kNoSecondDerivative, .body = gradient::DetGradBody},
   };
 }
 // clang-format on

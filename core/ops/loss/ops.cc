@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
-#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
 #include "core/ops/loss/loss_spec.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -201,7 +201,8 @@ std::vector<OpDef> LossOps() {
     // float32 and float64
     {.op_type = "CtcLoss", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4, .max_outputs = 2,
      .type_of_output = {-1, 0}, .infer = InferCtcLoss,
-     .rule = {.function = gradient::CtcLossRule, .stops = {1, 2, 3}, .outputs = 1}, .derivative_note = "losses"},
+     .rule = {.function = gradient::CtcLossRule, .stops = {1, 2, 3}, .outputs = 1}, .derivative_note = "losses",
+     .body = gradient::CtcLossBody},
     // NegativeLogLikelihoodLossGrad (dLoss, labels, weights?, shape[host] of input) -> dInput attributes likewise
     {.op_type = "NegativeLogLikelihoodLossGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4,
      .infer = ShapeOfInput<3>,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of the optimizers and sums of gradients (core/graph/op_def.h).
 #include <climits>
+#include <utility>
 #include <vector>
 
 #include "core/graph/op_def.h"
@@ -25,6 +26,40 @@ void ClipScaleBody(OpBody& b) {
   // An infinite norm makes NaN of it, which updates leave the step out for.
   if (b.IntAttr("skip_nonfinite", 0) != 0) scale = scale + (norm - norm);
   b.SetOutput(0, scale);
+}
+
+// The levels of a sum [levels, ...], each with a bool: whether the number of values has its bit.
+std::vector<std::pair<Expr, Expr>> Levels(OpBody& b) {
+  const Expr all = b.input(0);
+  const auto& shape = all.value()->type().shape;
+  std::vector<std::pair<Expr, Expr>> levels;
+  if (!shape || !(*shape)[0].known()) b.Refuse("has an unknown number of levels");
+  for (int64_t i = 0; b.refusal().empty() && i < (*shape)[0].value; ++i) {
+    const Expr index = b.input(2), bit = Int(int64_t{1} << i, index), zero = Int(0, index);
+    const Expr is_full = Greater(Op("BitwiseAnd", {index, bit}), zero);
+    levels.emplace_back(Gather(all, Int(i, index), 0), is_full);
+  }
+  return levels;
+}
+
+// A value goes up over all levels that are full, and stays in the first that is not.
+void PairwiseAccumulatorBody(OpBody& b) {
+  Expr sum = b.input(1), moves;
+  Exprs after;
+  for (const auto& [level, is_full] : Levels(b)) {
+    const Expr stays = Op("Not", {is_full});
+    const Expr next = Where(moves ? And(moves, stays) : stays, sum, level);
+    after.push_back(Unsqueeze(next, {0}));
+    sum = Where(is_full, level + sum, sum);
+    moves = moves ? And(moves, is_full) : is_full;
+  }
+  if (b.refusal().empty()) b.SetOutput(0, Concat(after, 0));
+}
+
+void PairwiseSumBody(OpBody& b) {
+  Expr sum = b.input(1);
+  for (const auto& [level, is_full] : Levels(b)) sum = Where(is_full, level + sum, sum);
+  if (b.refusal().empty()) b.SetOutput(0, sum);
 }
 
 void GlobalNormBody(OpBody& b) {
@@ -65,11 +100,11 @@ std::vector<OpDef> OptimizerOps() {
     // far is set. Sums of equal length are summed, so that the order is a binary tree whatever the number of values
     // (in place)
     {.op_type = "PairwiseAccumulator", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {0}},
+     .type_of_output = {0}, .body = gradient::PairwiseAccumulatorBody},
     // PairwiseSum (levels, value, index) -> sum  the sum of all values, of which this is the last: in memory of its
     // own or in that of value; the levels stay as they are
     {.op_type = "PairwiseSum", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}},
+     .type_of_output = {1}, .body = gradient::PairwiseSumBody},
     // ClipScale (norm, factor[float64]) -> scale[float64]  attribute max_norm (float64 scalar tensor; absent: no
     // clipping). factor * min(1, max_norm / (factor * norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ on gradients
     // times factor

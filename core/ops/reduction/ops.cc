@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/gradient/gradient_rules.h"
-#include "core/gradient/op_body.h"
 #include "core/graph/op_def.h"
 #include "core/ops/infer_types.h"
+#include "core/ops/op_bodies.h"
 
 namespace caesura {
 namespace gradient {
@@ -145,42 +145,19 @@ void LogCumSumExpGradRule(GradientContext& g) {
   g.SetInputGradient(1, G * g.output() - rest);
 }
 
-// Y = product of X;  dX_i = dY times the product of those before i and of those after it
-Expr ProductOfOthers(Expr rows) {
-  const auto product = [&](int64_t reverse) {
-    return Op("CumProd", {rows, Int(-1, rows)}, {{"exclusive", int64_t{1}}, {"reverse", reverse}});
-  };
-  return product(0) * product(1);
-}
-
-void ReduceProdGradBody(OpBody& b) {
-  const Expr dy = b.input(0), x = b.input(1);
-  const Tensor* stated = b.Constant(2);
-  if (b.HasInput(2) && stated == nullptr) return b.Refuse("has axes that are not constant");
-  if (stated == nullptr || stated->elements() == 0) {  // dY has one element
-    const Expr all = Ints({-1}, x);
-    return b.SetOutput(0, ReshapeLike(ProductOfOthers(Reshape(x, all)) * Reshape(dy, all), x));
-  }
-  const int rank = b.Rank(1);
-  std::vector<int64_t> order, axes, back(rank);
-  for (int64_t axis : stated->ToVector<int64_t>()) axes.push_back(axis < 0 ? axis + rank : axis);
-  for (int64_t i = 0; i < rank; ++i) {
-    if (std::count(axes.begin(), axes.end(), i) == 0) order.push_back(i);
-  }
-  const int64_t kept = static_cast<int64_t>(order.size());
-  order.insert(order.end(), axes.begin(), axes.end());
-  for (int64_t i = 0; i < rank; ++i) back[order[i]] = i;
-  const Expr moved = Transpose(x, order);
-  const Expr rows = Reshape(
-      moved, kept == 0 ? Ints({-1}, x) : Concat({ShapeOf(moved, 0, kept), Ints({-1}, x)}, 0));
-  const Expr others = Transpose(ReshapeLike(ProductOfOthers(rows), moved), back);
-  b.SetOutput(0, others * (b.IntAttr("keepdims", 1) != 0 ? dy : Unsqueeze(dy, axes)));
-}
-
 // D = dY summed to a shape;  ddY = G broadcast back
 void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeOf(g.input(0)))); }
 
 // --- bodies ---
+
+// Of equal elements the first ones.
+void TopKBody(OpBody& b) {
+  const Exprs found = Ops("TopK", {b.input(0), Reshape(b.input(1), Ints({1}, b.input(0)))}, 2,
+                          b.Attributes({"axis", "largest", "sorted"}));
+  found[1].value()->set_type(ValueType::Tensor(DType::kInt64));
+  b.SetOutput(0, found[0]);
+  b.SetOutput(1, found[1]);
+}
 
 // Sums over the axes that are 1 in the shape, and over those that it lacks.
 void SumToBody(OpBody& b) {
@@ -281,16 +258,18 @@ std::vector<OpDef> ReductionOps() {
     // TopK (X, K[host]) -> Y, I  as ONNX's, but of equal elements those that PyTorch takes; sorted: 0 leaves them as
     // found. as_sort: 1 gives the order of PyTorch's sort, K is then the whole axis
     {.op_type = "TopK", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 2, .max_outputs = 2,
-     .infer = InferTopK, .rule = {.function = gradient::TopKRule, .stops = {1}}},
+     .infer = InferTopK, .rule = {.function = gradient::TopKRule, .stops = {1}}, .body = gradient::TopKBody},
     // LogCumSumExp (X) -> Y  Y_i = ln(e^X_1 + ... + e^X_i) along `axis` (default -1)
     {.op_type = "LogCumSumExp", .domain = kCaesuraDomain, .min_inputs = 1, .max_inputs = 1,
-     .type_of_output = {0}, .rule = {.function = gradient::LogCumSumExpRule}},
+     .type_of_output = {0}, .rule = {.function = gradient::LogCumSumExpRule}, .body = gradient::LogCumSumExpBody},
     // LogCumSumExpGrad (dY, X, Y) -> dX  of LogCumSumExp
     {.op_type = "LogCumSumExpGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}, .rule = {.function = gradient::LogCumSumExpGradRule, .stops = {2}}},
+     .type_of_output = {1}, .rule = {.function = gradient::LogCumSumExpGradRule, .stops = {2}},
+     .body = gradient::LogCumSumExpGradBody},
     // CumProdGrad (dY, X, axis[host]) -> dX
     {.op_type = "CumProdGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative},
+     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative,
+     .body = gradient::CumProdGradBody},
     // ReduceProdGrad (dY, X, axes[host]?) -> dX
     {.op_type = "ReduceProdGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3,
      .type_of_output = {1}, .rule = {.stops = {2}, .by_body = true},
