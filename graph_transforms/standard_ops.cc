@@ -106,8 +106,6 @@ class Expansion {
 
 Status WriteInStandardOps(Graph& graph) { return Expansion(IsToBeWritten).Finish(graph); }
 
-Status WriteBeforeGradients(Graph& graph) {
-  return Expansion(IsToBeWrittenFirst).Run(graph);
-}
+Status WriteBeforeGradients(Graph& graph) { return Expansion(IsToBeWrittenFirst).Run(graph); }
 
 }  // namespace caesura

@@ -50,8 +50,8 @@ AxisTaps LinearTaps(Expr place, Expr size) {
   const Expr is_near = And(before, after);  // NaN is not
   const Expr first = Where(is_near, low, Number(-1, low));
   const Expr pixels = Concat({first, first + 1.0}, 1);
-  const Expr is_inside = And(And(GreaterOrEqual(pixels, Number(0, pixels)), Less(pixels, length)),
-                             is_near);
+  const Expr is_inside =
+      And(And(GreaterOrEqual(pixels, Number(0, pixels)), Less(pixels, length)), is_near);
   const Expr zero = Number(0, pixels);
   const Expr one = OnesLike(part);
   AxisTaps taps;

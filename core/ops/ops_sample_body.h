@@ -9,13 +9,13 @@
 
 namespace caesura::gradient {
 
-// What P places read along one axis of a plane, [B, taps, P] each: the elements' places in int64,
-// their weights, and the weights' derivatives by the place.
+// The elements that P places read along one axis of a plane, [B, taps, P] each: where they are
+// (int64), their weights, and the weights' derivatives by the place.
 struct AxisTaps {
   Expr index, weight, slope;
 };
 
-// What they read of planes, each tap of an axis with each one of the others.
+// The elements that places read of planes: each tap of an axis with each one of the others.
 struct Samples {
   Expr flat;     // [B, 1, taps P]: offsets in a plane, int64
   Expr weight;   // [B, 1, taps, P]

@@ -29,8 +29,8 @@ void AddPlaceholder(Graph& body, const Value* value) {
   } else {
     const auto& shape = value->type().shape;
     const Shape none(std::vector<int64_t>(shape ? shape->size() : 1, 0));
-    AddCopyAsOutput(body, body.AddInitializer(body.UniqueName("absent"),
-                                              Tensor::Zeros(value->dtype(), none)));
+    AddCopyAsOutput(
+        body, body.AddInitializer(body.UniqueName("absent"), Tensor::Zeros(value->dtype(), none)));
   }
 }
 

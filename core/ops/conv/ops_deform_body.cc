@@ -82,8 +82,7 @@ void DeformConvGradBody(OpBody& b) {
   if (!b.Wants(0) && !b.Wants(2) && !b.Wants(4)) return;
   const Expr factors = Transpose(shaped(weights, {groups, outputs}, rest), {0, 2, 1});
   const Expr columns = shaped(Op("MatMul", {factors, given}), {-1, share, 1}, of_taps);
-  if (b.Wants(0))
-    b.SetOutput(0, ReshapeLike(Scattered(masked(columns) * s.weight, s, planes), x));
+  if (b.Wants(0)) b.SetOutput(0, ReshapeLike(Scattered(masked(columns) * s.weight, s, planes), x));
   const Expr by_weight = ReduceSum(columns * read, {1}, true);
   if (b.Wants(4)) b.SetOutput(4, ReshapeLike(ReduceSum(by_weight * s.weight, {2}, true), mask));
   if (!b.Wants(2)) return;

@@ -68,8 +68,8 @@ class GridAxis {
   Expr Coordinate(Expr grid, Expr* gain) const {
     const Expr zero = Number(0, grid), limit = Number(1 << 30, grid);
     const Expr scale = (has_corners_ ? length_ - 1.0 : length_) / 2.0;
-    Expr x = has_corners_ ? (grid + 1.0) / 2.0 * (length_ - 1.0)
-                          : ((grid + 1.0) * length_ - 1.0) / 2.0;
+    Expr x =
+        has_corners_ ? (grid + 1.0) / 2.0 * (length_ - 1.0) : ((grid + 1.0) * length_ - 1.0) / 2.0;
     x = Where(Greater(x, -limit), x, -limit);  // NaN is far outside
     x = Where(Greater(x, limit), limit, x);
     if (mode_ == "nearest") x = Op("Round", {x});
@@ -144,7 +144,7 @@ RegionPoints PointsOf(Expr corner, Expr end, Expr bins, int64_t sampling, bool h
   const Expr wide = spread(bin, {1, 2}), points = Op("Max", {spread(number, {1, 2}), one});
   const Expr at = spread(corner, {1, 2}) + spread(range(count), {0, 2}) * wide +
                   (spread(place, {0, 1}) + 0.5) * wide / points;  // [R, bins, S]
-  const Expr is_there = Less(spread(place, {0, 1}), spread(number, {1, 2})) ;
+  const Expr is_there = Less(spread(place, {0, 1}), spread(number, {1, 2}));
   const Expr rows = Concat({DimOf(corner, 0), Ints({-1}, corner)}, 0);
   const Expr everywhere = Expand(Mask(is_there, at), ShapeOf(at));
   return {Op("Reshape", {at, rows}), Op("Reshape", {everywhere, rows}), number};
@@ -165,7 +165,6 @@ AxisTaps RegionTaps(const RegionPoints& points, Expr size) {
   taps.slope = taps.weight;  // nobody asks for it
   return taps;
 }
-
 
 }  // namespace
 
@@ -248,9 +247,7 @@ void RoiAlignGradBody(OpBody& b) {
   std::vector<AxisTaps> axes;
   Exprs sizes, numbers;
   for (int a = 0; a < 2; ++a) {  // rows, columns
-    const auto corner = [&](int64_t i) {
-      return Gather(rois, Int(i, rois), 1) * scale - shift;
-    };
+    const auto corner = [&](int64_t i) { return Gather(rois, Int(i, rois), 1) * scale - shift; };
     const RegionPoints points =
         PointsOf(corner(1 - a), corner(3 - a), Int(bins[a], rois), sampling, half_pixel);
     sizes.push_back(Scalar(DimOf(x, 2 + a)));
@@ -272,16 +269,15 @@ void RoiAlignGradBody(OpBody& b) {
   // dY of each point's bin: [R, C, bins, 1, bins, 1] over the bins' points.
   const Expr points = Op(
       "Reshape",
-      {Op("Expand",
-          {Unsqueeze(dy, {3, 5}),
-           Concat({Ints({1, 1, 1}, x), rows / Ints({bins[0]}, x), Ints({1}, x),
-                   columns / Ints({bins[1]}, x)},
-                  0)}),
+      {Op("Expand", {Unsqueeze(dy, {3, 5}), Concat({Ints({1, 1, 1}, x), rows / Ints({bins[0]}, x),
+                                                    Ints({1}, x), columns / Ints({bins[1]}, x)},
+                                                   0)}),
        Concat({ShapeOf(dy, 0, 2), Ints({1, -1}, x)}, 0)});
   const Expr values = points * s.weight * Unsqueeze(share, {1, 2, 3});  // [R, C, taps, P]
   // All regions in one row of each channel, which holds the planes of all samples.
   const auto by_channels = [](Expr v) {
-    return Op("Reshape", {Transpose(v, {1, 0, 2, 3}), Concat({Ints({1}, v), DimOf(v, 1), Ints({1, -1}, v)}, 0)});
+    return Op("Reshape", {Transpose(v, {1, 0, 2, 3}),
+                          Concat({Ints({1}, v), DimOf(v, 1), Ints({1, -1}, v)}, 0)});
   };
   const Expr plane = sizes[0] * sizes[1];
   const Expr begin = Unsqueeze(b.input(3) * plane, {1, 2});
@@ -304,8 +300,10 @@ void MaxRoiPoolGradBody(OpBody& b) {
   };
   // Which elements each bin has along an axis: [R, bins, size].
   const auto members = [&](int axis) {
-    const Expr first = Unsqueeze(corner(2 - axis), {1, 2}), last = Unsqueeze(corner(4 - axis), {1, 2});
-    const Expr bin = Op("Max", {last - first + 1.0, Number(1, first)}) / static_cast<double>(bins[axis]);
+    const Expr first = Unsqueeze(corner(2 - axis), {1, 2}),
+               last = Unsqueeze(corner(4 - axis), {1, 2});
+    const Expr bin =
+        Op("Max", {last - first + 1.0, Number(1, first)}) / static_cast<double>(bins[axis]);
     const auto range = [&](Expr count, const std::vector<int64_t>& axes) {
       return Unsqueeze(Cast(Op("Range", {Int(0, x), count, Int(1, x)}), DType::kFloat64), axes);
     };
@@ -315,19 +313,23 @@ void MaxRoiPoolGradBody(OpBody& b) {
                Less(place, first + Op("Ceil", {(number + 1.0) * bin})));
   };
   const Expr rows = Unsqueeze(members(0), {2, 4}), columns = Unsqueeze(members(1), {1, 3});
-  const Expr inside = Op("Reshape", {And(rows, columns), Concat({DimOf(rois, 0), Ints({1, bins[0] * bins[1], -1}, x)}, 0)});
+  const Expr inside =
+      Op("Reshape",
+         {And(rows, columns), Concat({DimOf(rois, 0), Ints({1, bins[0] * bins[1], -1}, x)}, 0)});
   const Expr batches = Cast(Gather(rois, Int(0, rois), 1), DType::kInt64);
   const Expr planes = Unsqueeze(Gather(Planes(x), batches, 0), {2});  // [R, C, 1, plane]
   const Expr seen = Where(inside, planes, Number(-std::numeric_limits<double>::infinity(), planes));
   const Expr place = Op("ArgMax", {seen}, {{"axis", int64_t{3}}, {"keepdims", int64_t{0}}});
   place.value()->set_type(ValueType::Tensor(DType::kInt64));  // [R, C, bins]
-  const Expr is_any = Greater(Op("ReduceMax", {Mask(inside, dy), Ints({3}, x)}, {{"keepdims", int64_t{0}}}), Number(0, dy));
+  const Expr is_any = Greater(
+      Op("ReduceMax", {Mask(inside, dy), Ints({3}, x)}, {{"keepdims", int64_t{0}}}), Number(0, dy));
   const Expr given = Where(is_any, Planes(dy), Number(0, dy));
   const Expr plane = Scalar(DimOf(x, 2)) * Scalar(DimOf(x, 3)), channels = Scalar(DimOf(x, 1));
   const Expr channel = Unsqueeze(Op("Range", {Int(0, x), channels, Int(1, x)}), {0, 2});
   const Expr flat = (Unsqueeze(batches, {1, 2}) * channels + channel) * plane + place;
   const Expr sums = Op("ScatterElements",
-                       {Filled(0, Unsqueeze(Op("Size", {x}), {0}), dy), Reshape(flat, Ints({-1}, x)), Reshape(given, Ints({-1}, x))},
+                       {Filled(0, Unsqueeze(Op("Size", {x}), {0}), dy),
+                        Reshape(flat, Ints({-1}, x)), Reshape(given, Ints({-1}, x))},
                        {{"axis", int64_t{0}}, {"reduction", std::string("add")}});
   b.SetOutput(0, ReshapeLike(sums, x));
 }

@@ -43,9 +43,8 @@ Exprs Paths(const Ctc& c, Expr start, bool is_backwards) {
     const Expr before = states[0], none = Number(-kInfinity, before);
     const auto outer = [&](Expr value) { return Expr(value.value(), before.writer()); };
     // It is the state that is skipped to that knows.
-    const Expr skipped = is_backwards
-                             ? Moved(Where(outer(c.skips), before, none), -2, none)
-                             : Where(outer(c.skips), Moved(before, 2, none), none);
+    const Expr skipped = is_backwards ? Moved(Where(outer(c.skips), before, none), -2, none)
+                                      : Where(outer(c.skips), Moved(before, 2, none), none);
     const Expr now = LogSum({before, Moved(before, way, none), skipped}) + slices[0];
     const Expr next = Where(Less(slices[1], outer(c.steps)), now, before);
     return {next, next};
@@ -66,9 +65,8 @@ Ctc StatesOf(OpBody& b) {
   const Expr begin = in_rows ? range(batch) * Squeeze(DimOf(targets, 1), {0})
                              : Op("CumSum", {lengths, zero}, {{"exclusive", int64_t{1}}});
   const Expr number = c.place / two, is_label = Greater(c.place - number * two, zero);
-  const Expr padded = Concat({Reshape(targets, Ints({-1}, targets)),
-                              Ints({b.IntAttr("blank", 0)}, targets)},
-                             0);
+  const Expr padded =
+      Concat({Reshape(targets, Ints({-1}, targets)), Ints({b.IntAttr("blank", 0)}, targets)}, 0);
   const Expr has_label = And(is_label, Less(c.place, c.last));
   const Expr at = Where(has_label, Unsqueeze(begin, {1}) + number, Op("Size", {targets}));
   c.labels = Gather(padded, at, 0);
@@ -98,8 +96,8 @@ void CtcLossBody(OpBody& b) {
   const Expr states = Concat({DimOf(log_probs, 1), DimOf(c.place, 1)}, 0);
   const Expr first = Expand(Where(Equal(c.place, Int(0, log_probs)), zero, none), states);
   const Exprs forwards = Paths(c, first, false);
-  const Expr ends = And(GreaterOrEqual(c.place, c.last - Int(1, log_probs)),
-                        LessOrEqual(c.place, c.last));
+  const Expr ends =
+      And(GreaterOrEqual(c.place, c.last - Int(1, log_probs)), LessOrEqual(c.place, c.last));
   const Expr at_ends = Where(ends, forwards[0], none);
   const Expr most = Op("ReduceMax", {at_ends, Ints({1}, zero)});
   const Expr has_path = Greater(most, none), base = Where(has_path, most, zero);
@@ -109,12 +107,12 @@ void CtcLossBody(OpBody& b) {
   if (!b.Wants(1)) return;
   const Exprs backwards = Paths(c, Where(Equal(c.place, c.last), zero, none), true);
   const Expr both = forwards[1] + backwards[1], is_none = Equal(both, none);
-  // Of each step and state the share of the paths that are there.
+  // The share of the paths that are in a state at a step.
   const Expr share = Where(is_none, zero, Exp(Where(is_none, zero, both + loss - c.own)));
-  const Expr shares =
-      Op("ScatterElements", {ZerosLike(log_probs), c.labels, share},
-         {{"axis", int64_t{2}}, {"reduction", std::string("add")}});
-  const double missing = b.IntAttr("zero_infinity", 0) != 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
+  const Expr shares = Op("ScatterElements", {ZerosLike(log_probs), c.labels, share},
+                         {{"axis", int64_t{2}}, {"reduction", std::string("add")}});
+  const double missing =
+      b.IntAttr("zero_infinity", 0) != 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
   const Expr known = Unsqueeze(has_path, {0});
   const Expr slopes = Where(known, Exp(log_probs) - shares, Number(missing, zero));
   const Expr lasts = Less(Unsqueeze(c.times, {1, 2}), Unsqueeze(c.steps, {0}));

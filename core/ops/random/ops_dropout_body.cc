@@ -43,7 +43,9 @@ Words AllRounds(const Words& w) {
   for (Expr& k : in.k) k = body.Input("key", DType::kInt64, {});
   const Words out = Round(in);
   body.Output(Op("Identity", {goes_on}));
-  Exprs inputs = {Int(kRounds, w.c[0]), Expr()};
+  NodeWriter* const writer = w.c[0].writer();
+  // ONNX's reference evaluator takes a condition that is left out for false.
+  Exprs inputs = {Int(kRounds, w.c[0]), {writer->Scalar(1, DType::kBool), writer}};
   for (const Expr& c : out.c) body.Output(c);
   for (const Expr& k : out.k) body.Output(k);
   for (const Expr& c : w.c) inputs.push_back(c);

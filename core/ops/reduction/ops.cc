@@ -150,7 +150,7 @@ void SumToRule(GradientContext& g) { g.SetInputGradient(0, Expand(g.dY(), ShapeO
 
 // --- bodies ---
 
-// Of equal elements the first ones.
+// The first ones of equal elements are taken.
 void TopKBody(OpBody& b) {
   const Exprs found = Ops("TopK", {b.input(0), Reshape(b.input(1), Ints({1}, b.input(0)))}, 2,
                           b.Attributes({"axis", "largest", "sorted"}));

@@ -94,7 +94,8 @@ void ReduceProdGradBody(OpBody& b) {
   const int rank = b.Rank(1);
   std::vector<bool> is_reduced(rank, stated == nullptr);
   if (stated != nullptr)
-    for (const int64_t axis : stated->ToVector<int64_t>()) is_reduced[axis < 0 ? axis + rank : axis] = true;
+    for (const int64_t axis : stated->ToVector<int64_t>())
+      is_reduced[axis < 0 ? axis + rank : axis] = true;
   std::vector<int64_t> order, back(rank);
   for (const bool last : {false, true}) {
     for (int i = 0; i < rank; ++i) {

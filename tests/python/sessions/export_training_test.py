@@ -78,6 +78,28 @@ def check(ours, path, batches, runtime="caesura", rtol=1e-5, **more):
         np.testing.assert_allclose(state[name], value, rtol=rtol, atol=rtol, err_msg=name)
 
 
+BRANCHING = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,3] x, int64 rounds) => (float[N,2] scores)
+<float[3,2] w = {0.5, -0.25, 0.125, 1, 0, -1}, float[2,2] v = {0.3, -0.2, 0.5, 0.4}, bool yes = {1}, float zero = {0}> {
+  h = MatMul (x, w)
+  sum = ReduceSum <keepdims = 0> (h)
+  above = Greater (sum, zero)
+  a = If (above) <then_branch = t () => (float[N,2] y) { m = MatMul (h, v) y = Tanh (m) },
+                  else_branch = e () => (float[N,2] y) { y = Neg (h) }>
+  scores = Loop (rounds, yes, a) <body = b (int64 i, bool go, float[N,2] s) => (bool on, float[N,2] t) {
+    on = Identity (go)
+    m = MatMul (s, v)
+    t = Tanh (m)
+  }>
+}"""
+
+
+def test_branches_and_loops(tmp_path):
+    ours = session(BRANCHING)
+    ours.export_training(tmp_path / "step.onnx")
+    check(ours, tmp_path / "step.onnx", [batch(i) | {"rounds": np.array(i % 3)} for i in range(6)])
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_twenty_steps_are_those_of_the_session(tmp_path, optimizer, runtime):

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares training steps as ONNX files with those of onnxsim: which models, how many nodes, and how fast onnxruntime is.
+
+    python benchmarks/beside_onnxsim.py [--only MLP]
+
+It takes an environment with onnxsim, onnxscript and onnxruntime. The models and batches are those of exported_steps.py;
+the optimizer is Adam. Both files run in onnxruntime on one thread, and their steps take turns; the times are medians of
+CPU time. A model that one of the two does not export has its reason in the row.
+"""
+
+import argparse
+import pathlib
+import tempfile
+
+import numpy as np
+import onnx
+import onnxruntime
+import onnxsim
+import torch
+
+import caesura
+from exported_steps import MODELS, OrtStep, count_nodes, free_inputs, seconds_of
+
+STEPS = 20
+
+
+class TheirStep:
+    """onnxsim's step graph in onnxruntime, as OrtStep runs ours."""
+
+    def __init__(self, loop, inputs):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        step = loop.step_graph
+        self.run = onnxruntime.InferenceSession(step.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self.names = [value.name for value in self.run.get_outputs()]
+        self.next, self.inputs, self.steps, self.state = step.state, inputs, 0, loop.initial_state
+
+    def __call__(self, *batch):
+        self.steps += 1
+        scalars = {"lr": 1e-3, "m_correction": 1 / (1 - 0.9**self.steps), "v_correction": 1 / (1 - 0.999**self.steps)}
+        types = {value.name: value.shape for value in self.run.get_inputs()}
+        feeds = {name: np.full(types[name], value, np.float32) for name, value in scalars.items()}
+        feeds |= {name: value.detach().numpy() for name, value in zip(self.inputs, batch)}
+        found = dict(zip(self.names, self.run.run(None, feeds | self.state)))
+        self.state = {name: found[after] for name, after in self.next.items()}
+
+
+def theirs(module, batch):
+    loop = onnxsim.compile_torch_training_loop(module, batch, optimizer="adam", opset_version=18)
+    names = [value.name for value in loop.model.graph.input]
+    return TheirStep(loop, names), count_nodes(loop.step_graph.model.graph)
+
+
+def ours(module, batch, folder):
+    step = caesura.compile_step(module, None, torch.optim.Adam(module.parameters(), lr=1e-3), threads=1)
+    path = folder / "step.onnx"
+    step.export_training(path, *batch)
+    model = onnx.load(path)
+    return OrtStep(path, free_inputs(model)), count_nodes(model.graph)
+
+
+def compared(name, folder):
+    torch.manual_seed(0)
+    trained = MODELS[name]()
+    batches = [trained.batch() for _ in range(STEPS)]
+    made, told = [], []
+    for make in (lambda: ours(trained.module, batches[0], folder), lambda: theirs(trained.module, batches[0])):
+        try:
+            made.append(make())
+            made[-1][0](*batches[0])
+        except Exception as error:
+            made = made[:len(told)]
+            told.append(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
+        else:
+            told.append(str(made[-1][1]))
+    if len(made) < 2:
+        return [name, *told]
+    seconds = seconds_of([step for step, _ in made], batches)
+    return [name, *told, f"{made[0][1] / made[1][1]:.2f}", *(f"{1e3 * s:.2f}" for s in seconds), f"{seconds[0] / seconds[1]:.2f}"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[], help="models whose names contain one of these")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| model | nodes | nodes, onnxsim | ratio | ms | ms, onnxsim | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in MODELS:
+            if not arguments.only or any(part.lower() in name.lower() for part in arguments.only):
+                print("| " + " | ".join(map(str, compared(name, pathlib.Path(folder)))) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
