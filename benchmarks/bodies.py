@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the bodies of our ops in ONNX's operators in onnxruntime, OpenVINO and ONNX's reference evaluator.
+"""Runs the bodies of our ops in ONNX's operators in onnxruntime and in ONNX's reference evaluator.
 
     python benchmarks/bodies.py [FOLDER]
 
-It takes an environment with these, and build/bin/caesura_tests. The cases are those of
+It takes an environment with both, and build/bin/caesura_tests. The cases are those of
 tests/graph_transforms/standard_ops_test.cc, with what our kernels gave. It prints for each runtime how many agree, each
 output to 1e-4 of its largest element (2e-2 for halves); how many are wrong, and which; and what a runtime does not run,
 with its own words.
@@ -30,17 +30,7 @@ def in_onnxruntime(path):
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, {})
 
 
-def in_openvino(path):
-    import openvino
-
-    model = onnx.load(path)
-    del model.graph.input[:]  # they have defaults
-    onnx.save(model, path)
-    found = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({})
-    return [found[i] for i in range(len(found))]
-
-
-RUNTIMES = {"onnxruntime": in_onnxruntime, "OpenVINO": in_openvino,
+RUNTIMES = {"onnxruntime": in_onnxruntime,
             "reference evaluator": lambda path: onnx.reference.ReferenceEvaluator(path).run(None, {})}
 
 
