@@ -426,8 +426,8 @@ TEST(StandardOps, RefusesAllThatHasNoBodyAtOnce) {
 TEST(StandardOps, EachOpOfOursIsComparedOrRefused) {
   std::set<std::string> compared = {"WithGradient"};  // which never runs
   for (const auto& cases :
-       {GradientsOfElements(), PartsOfAStep(), Products(), SumsAndPlaces(), AlongAxes(), Places(),
-        Losses(), Norms(), Windows(), Attention(), Updates()}) {
+       {GradientsOfElements(), PartsOfAStep(), Products(), ProductsOfNBits(), SumsAndPlaces(),
+        AlongAxes(), Places(), Losses(), Norms(), Windows(), Attention(), Updates()}) {
     for (const std::string& text : cases) CollectOps(*GraphOf(text), &compared);
   }
   for (const OpDef& op : AllOpDefs()) {
