@@ -15,7 +15,7 @@ namespace {
 
 constexpr DTypeSet kStoredTypes = kSubByteIntegers | DTypeSet{DType::kInt8, DType::kUInt8};
 
-// What is added to a number of the type for it to count from 0.
+// A number of the type plus this counts from 0.
 int ShiftOf(DType dtype) { return -static_cast<int>(RangeOf(dtype).lowest); }
 
 // The numbers of a matrix [n, k] or its transpose, k first in the result, each less the least one
@@ -115,7 +115,7 @@ class DequantizeFuser {
     if (transpose != nullptr && transpose->Attr("perm", swap) != swap) return {};
     const int64_t axis = AxisOf(*dequantize);
     if (axis < 0 || !MayBecomeOne(*dequantize, *product)) return {};
-    // Of what is stored.
+    // The product reads what is stored as its transpose.
     const bool transposed = (transpose != nullptr) != (product->Attr<int64_t>("transB", 0) != 0);
     const bool along_terms = transposed == (axis == 1);
     ASSIGN_OR_RETURN(const PackedWeights* weights, Pack(*dequantize, axis));
@@ -166,7 +166,7 @@ class DequantizeFuser {
     return &out;
   }
 
-  // What made the weights, and what it made them of.
+  // The nodes that made the weights are dead now, and so is what they read.
   void RemoveUnread() {
     std::unordered_set<const Node*> dead;
     for (const Node* node : transposes_) {

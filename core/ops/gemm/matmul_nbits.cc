@@ -48,7 +48,7 @@ struct BlockMatrix {
   int64_t unit() const { return std::min(block, kLongestUnit); }
 };
 
-// Of this shape, or flat.
+// The input may have this shape, or its elements in one dim.
 Status CheckShape(const KernelInfo& info, int input, const char* name, const Shape& expected) {
   const Shape& shape = info.InputShape(input);
   if (shape == expected || shape == Shape{expected.elements()}) return {};
