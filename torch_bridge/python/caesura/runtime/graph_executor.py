@@ -19,10 +19,11 @@ from caesura.lowering.onnx_builder import Tensor, make_model
 from caesura.lowering.ops.exchange import is_exchange
 from caesura.reports import RECORD, fall_back
 from caesura.rewrites.complex_numbers import has_complex
+from caesura.rewrites.draws import EMPTY, draw_early, why_drawn
 from caesura.rewrites.dropout import take_dropouts_apart
-from caesura.rewrites.fx_meta import describe, devices_of, draws, is_static, is_symbolic, is_tensor, makes_view, storage_of
+from caesura.rewrites.fx_meta import describe, devices_of, draws, is_symbolic, is_tensor, makes_view, storage_of
 from caesura.rewrites.gpu_attention import IN_PARTS
-from caesura.rewrites.layout import as_traced, lay_arguments
+from caesura.rewrites.layout import lay_arguments
 from caesura.runtime.gpu import CPU, open_gpu
 
 aten = torch.ops.aten
@@ -30,32 +31,17 @@ aten = torch.ops.aten
 # Views that a program, too, makes at no cost, unless another reader sees their base.
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
              aten.squeeze.dim, aten.squeeze.dims}
-# Their results hold no values that a kernel computed.
-_EMPTY = {aten.empty_strided.default, aten.empty_permuted.default}
 # Numbers that are eager's own by design, which PyTorch's generator gives; they depend on shapes only.
 _GENERATED = DRAWS | {aten.native_dropout.default}
 # The order of the steps of a level.
 _ORDER = {"size": 0, "eager": 1, "program": 2}
-# What to write for a draw that depends on values, so that its numbers come from PyTorch's generator, and the rest runs in kernels.
-_DRAWN_AS = {
-    aten.multinomial.default: "(p / torch.empty_like(p).exponential_()).argmax(-1) where one class of each row is drawn",
-    aten.normal.Tensor_Tensor: "mean + std * torch.randn_like(mean)", aten.normal.Tensor_float: "mean + std * torch.randn_like(mean)",
-    aten.normal.float_Tensor: "mean + std * torch.randn_like(std)",
-}
 # Checks of values, which compute nothing.
 _CHECKS = {aten._assert_scalar.default, aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default}
-_UNCOUNTED = {*_CHECKS, *_EMPTY, operator.getitem}
+_UNCOUNTED = {*_CHECKS, *EMPTY, operator.getitem}
 # A backward hands out gradients of at least this many bytes at a time: DistributedDataParallel's first, smallest bucket.
 _PART = 1 << 20
 # Results of ours are dense, where PyTorch's own may have had the strides for a view.
 _AS = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-
-
-def _drawn(node):
-    """Why PyTorch draws the node's random numbers, and what to write instead."""
-    instead = _DRAWN_AS.get(node.target)
-    return ("its random numbers depend on values, PyTorch draws them: "
-            f"{f'write {instead}' if instead else 'draw them outside of the module, and hand them over'}")
 
 
 class Program:
@@ -110,7 +96,7 @@ class GraphProgram:
         self.graph, self.phase, self.device = module.graph, phase, device
         self.gpu = None if device == CPU else open_gpu(device)[0]
         take_dropouts_apart(self.graph)
-        _draw_early(self.graph)
+        draw_early(self.graph)
         _cancel_transposes(self.graph)
         lay_arguments(self.graph, past_views=True)  # what is left is of the caller's tensors, which PyTorch looks at
         self.constants = {n: _attribute(module, n.target) for n in self.graph.nodes if n.op == "get_attr"}
@@ -139,7 +125,7 @@ class GraphProgram:
         """The calls that our ops have an equivalent for; each is tried by itself."""
         supported, away = set(), {}
         for node in self.graph.nodes:
-            if node.op != "call_function" or is_symbolic(node) or node.target in _EMPTY:
+            if node.op != "call_function" or is_symbolic(node) or node.target in EMPTY:
                 continue
             if node.target is operator.getitem:
                 if node.args[0] in supported:
@@ -154,7 +140,7 @@ class GraphProgram:
             if reason is None:
                 supported.add(node)
             elif _is_told(node) and not is_exchange(node):  # the process group exchanges
-                reason = _drawn(node) if draws(node) else reason
+                reason = why_drawn(node) if draws(node) else reason
                 problems.append((str(node.target), reason, describe(node)))
         for device, node in away.items():
             why = "" if device == CPU else open_gpu(device)[1]
@@ -397,33 +383,6 @@ class GraphProgram:
     def programs(self):
         """The programs in it."""
         return [step.program for step, _ in self.steps if isinstance(step, RunStep) and step.part == 0]
-
-
-def _draw_early(graph: torch.fx.Graph) -> None:
-    """Draws in the shape of a tensor do not wait for that tensor if its shape is known. They use a tensor with eager's
-    layout, not our dense one, since numbers are drawn in memory order."""
-    for node in list(graph.nodes):
-        source = node.args[0] if draws(node) and node.args else None
-        if not isinstance(source, torch.fx.Node) or source.target in _EMPTY or not is_tensor(source):
-            continue
-        if source.meta["val"].device.type != "cpu":
-            continue
-        given, value = source.meta["val"], node.meta["val"]
-        if node.target not in DRAWS or not is_static((*given.shape, *given.stride())):
-            node.args = (as_traced(graph, node, source), *node.args[1:])
-            continue
-        with graph.inserting_before(node):
-            if node.target == aten.rand_like.default and value.is_contiguous():
-                drawn = graph.call_function(aten.rand.default, (list(value.shape),),
-                                            {"dtype": value.dtype, "device": value.device})
-            else:
-                like = graph.call_function(aten.empty_strided.default, (list(given.shape), list(given.stride())),
-                                           {"dtype": given.dtype, "device": given.device})
-                like.meta = {**node.meta, "val": given}
-                drawn = graph.call_function(node.target, (like, *node.args[1:]), node.kwargs)
-        drawn.meta = dict(node.meta)
-        node.replace_all_uses_with(drawn)
-        graph.erase_node(node)
 
 
 def _cancel_transposes(graph: torch.fx.Graph) -> None:
