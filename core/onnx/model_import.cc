@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <vector>
 
 #include "core/base/status_macros.h"
 #include "core/base/utf8.h"
 #include "core/graph/graph_check.h"
+#include "core/onnx/buffer_marks.h"
 #include "core/onnx/inference/shape_inference.h"
 #include "core/onnx/graph_import.h"
 #include "core/onnx/model_reader.h"
@@ -136,6 +138,11 @@ Result<Model> ImportModel(onnx::ModelProto* proto, const ReadOptions& options,
 
 std::unordered_set<std::string> MarkedBuffers(const Model& model) {
   return NamesUnder(kBuffersKey, model);
+}
+
+void SetMarkedBuffers(const std::unordered_set<std::string>& names, Model* model) {
+  const std::set<std::string> sorted(names.begin(), names.end());
+  model->metadata[kBuffersKey] = Json(sorted).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::unordered_set<std::string> FoldedInitializers(const Model& model) {

@@ -40,7 +40,7 @@ def test_results_that_users_hold_have_names():
 
 
 def test_the_root_is_small():
-    assert len(caesura.__all__) <= 18  # `fuse` and `gradient` came to the 16 of the first design
+    assert len(caesura.__all__) <= 19  # `fuse`, `gradient` and `lora` came to the 16 of the first design
 
 
 def test_names_for_onnxruntimes_sake_are_apart():
@@ -97,6 +97,6 @@ def test_the_package_says_that_it_is_typed():
 
 
 @pytest.mark.parametrize("path", ["caesura.backend", "caesura.bench", "caesura.conformance",
-                                  "caesura.onnxruntime", "caesura.optim", "caesura.ortmodule"])
+                                  "caesura.onnxruntime", "caesura.optim", "caesura.ortmodule", "caesura.quantized"])
 def test_a_public_import_path_is_there(path):
     assert importlib.util.find_spec(path) is not None

@@ -117,6 +117,8 @@ std::string TypeText(const ValueType& type);
 
 // The model in bytes, or at a path.
 Model ReadSource(nanobind::object source);
+// The bytes of the model, or None where it is written to `path`.
+nanobind::object Written(const Model& model, const std::string& path);
 
 // A tensor of PyTorch, NumPy, JAX or any other library with DLPack, sharing its bytes where it is
 // dense; PyTorch's lazy conjugates and negatives are resolved first. Whether gradients should have
@@ -142,6 +144,7 @@ void BindOrtValue(nanobind::module_& m);   // ort_value.cc
 void BindCustomOps(nanobind::module_& m);  // custom_ops.cc
 void BindSession(nanobind::module_& m);    // inference_session.cc
 void BindGradient(nanobind::module_& m);   // gradient.cc
+void BindLora(nanobind::module_& m);       // lora.cc
 void BindTraining(nanobind::module_& m);   // training_session.cc
 void BindStepCall(nanobind::module_& m);   // step_call.cc
 void BindSplit(nanobind::module_& m);      // split_module.cc

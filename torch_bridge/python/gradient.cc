@@ -11,20 +11,22 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-// The bytes of the model, or None where it is written to `path`.
 nb::object Gradient(nb::object source, const GradientModelOptions& options,
                     const std::string& path) {
   const Model model = ReadSource(std::move(source));
-  const Model gradient = Unwrap(WithoutGil([&] { return GradientModel(model, options); }));
-  if (!path.empty()) {
-    Check(WithoutGil([&] { return WriteModel(gradient, path); }), /*of_file=*/true);
-    return nb::none();
-  }
-  const std::string bytes = Unwrap(WithoutGil([&] { return SerializeModel(gradient); }));
-  return nb::bytes(bytes.data(), bytes.size());
+  return Written(Unwrap(WithoutGil([&] { return GradientModel(model, options); })), path);
 }
 
 }  // namespace
+
+nb::object Written(const Model& model, const std::string& path) {
+  if (!path.empty()) {
+    Check(WithoutGil([&] { return WriteModel(model, path); }), /*of_file=*/true);
+    return nb::none();
+  }
+  const std::string bytes = Unwrap(WithoutGil([&] { return SerializeModel(model); }));
+  return nb::bytes(bytes.data(), bytes.size());
+}
 
 void BindGradient(nb::module_& m) {
   m.def(

@@ -240,6 +240,7 @@ NB_MODULE(_core, m) {
   caesura::python::BindCustomOps(m);
   caesura::python::BindSession(m);
   caesura::python::BindGradient(m);
+  caesura::python::BindLora(m);
   caesura::python::BindTraining(m);
   caesura::python::BindStepCall(m);
   caesura::python::BindSplit(m);

@@ -8,6 +8,7 @@
 
 #include "core/profile/chrome_trace.h"
 #include "torch_bridge/python/provider_fallback.h"
+#include "training/adapters/adapter_files.h"
 #include "training/session/exported_step.h"
 #include "training/session/option_table.h"
 #include "training/step/parameter_shard.h"
@@ -412,6 +413,15 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
            [](const TrainingSession& session, const std::string& path,
               const std::vector<std::string>& outputs) {
              Check(session.ExportModel(path, outputs), /*of_file=*/true);
+           })
+      .def("save_adapter",
+           [](const TrainingSession& session, const std::string& folder) {
+             Check(SaveAdapter(Unwrap(AdapterOf(session.parameters())), folder), /*of_file=*/true);
+           })
+      .def("load_adapter",
+           [](TrainingSession& session, const std::string& folder) {
+             const Adapter adapter = Unwrap(ReadAdapter(folder), /*of_file=*/true);
+             Check(SetAdapter(adapter, &session.parameters()));
            })
       .def("export_training", [](const TrainingSession& session, const std::string& path,
                                  const std::string& what) {

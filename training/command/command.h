@@ -33,6 +33,7 @@ void AddConformance(CLI::App& app, RunFunction* run);
 void AddConvert(CLI::App& app, RunFunction* run);
 void AddWrapModel(CLI::App& app, RunFunction* run);
 void AddGradient(CLI::App& app, RunFunction* run);
+void AddLora(CLI::App& app, RunFunction* run);
 void AddEnv(CLI::App& app, RunFunction* run);
 void AddCache(CLI::App& app, RunFunction* run);
 

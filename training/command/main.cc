@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   caesura::command::AddConvert(app, &run);
   caesura::command::AddWrapModel(app, &run);
   caesura::command::AddGradient(app, &run);
+  caesura::command::AddLora(app, &run);
   caesura::command::AddEnv(app, &run);
   caesura::command::AddCache(app, &run);
   try {  // the parser's way of saying "help was asked for" and "wrong usage"

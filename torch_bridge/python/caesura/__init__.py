@@ -8,6 +8,7 @@
     session = caesura.TrainingSession("net.onnx", target="labels")  # or an ONNX model, without PyTorch
     session = caesura.onnxruntime.InferenceSession("net.onnx")    # or one that is only run
     forces = caesura.gradient("energy.onnx", by="positions")      # its gradient, as a model
+    adapted = caesura.lora("net.onnx", ["q_proj", "v_proj"])      # or with an adapter, which alone trains
 
 A name that needs PyTorch imports it at its first use.
 """
@@ -27,6 +28,7 @@ from caesura.errors import Error, FallbackWarning, RankFailure, StepRefused, Str
 from caesura.ranks import Ranks
 from caesura.reports import profile, stats, strict
 from caesura.sessions.gradient import gradient
+from caesura.sessions.lora import lora
 from caesura.sessions.split import SplitModule
 from caesura.sessions.training import TrainingSession
 
@@ -46,7 +48,7 @@ _WITH_TORCH = {
 }
 __all__ = [
     "CompiledStep", "Error", "FallbackWarning", "RankFailure", "Ranks", "SplitModule", "StepRefused", "StrictError",
-    "Suspended", "TrainingSession", "compile_step", "fuse", "gradient", "load", "profile", "stats", "strict", "wrap",
+    "Suspended", "TrainingSession", "compile_step", "fuse", "gradient", "load", "lora", "profile", "stats", "strict", "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from caesura import _core
 from caesura.optim import AdamW, Optimizer
 from caesura.ranks import Ranks, communicator
+from caesura.sessions.lora import adapter_matrices, is_onnxruntimes, read_onnxruntimes, write_onnxruntimes
 from caesura.sessions.options import CustomOps
 from caesura.sessions.provider_fallback import FallsBack
 from caesura.sessions.providers import CPU, named_providers, native_providers
@@ -384,6 +385,50 @@ class TrainingSession(FallsBack):
             outputs: names of the outputs that it shall have, with what they need; empty for all.
         """
         self._session.export(os.fspath(path), list(outputs))
+
+    def save_adapter(self, path: Path) -> None:
+        """Writes the adapter that caesura.lora() gave the model, as it is trained now.
+
+        Args:
+            path: a folder, which gets adapter_config.json and adapter_model.safetensors, as PEFT has them: it loads into the
+                module that the model was exported from. Or a file FILE.onnx_adapter, for onnxruntime.RunOptions and models
+                of export(); this needs the package onnxruntime.
+
+        Raises:
+            ValueError: the model has no adapter.
+            ImportError: onnxruntime is not installed.
+
+        Example::
+
+            session.save_adapter("adapter")
+        """
+        if is_onnxruntimes(path):
+            write_onnxruntimes(path, adapter_matrices(self.parameters()))
+        else:
+            self._session.save_adapter(os.fspath(path))
+
+    def load_adapter(self, path: Path) -> None:
+        """Takes an adapter's values from what save_adapter() or PEFT has written; all of them, or none.
+
+        Args:
+            path: as for save_adapter().
+
+        Raises:
+            FileNotFoundError: there is no adapter at `path`.
+            ValueError: the files are damaged, or rank, alpha, layers or shapes are others than the model's; all that does not fit
+                is listed.
+            NotImplementedError: the adapter has parts that are no LoRA of linear layers; they are named.
+            ImportError: onnxruntime is not installed.
+
+        Example::
+
+            session.load_adapter("adapter")
+        """
+        if is_onnxruntimes(path):
+            for name, value in read_onnxruntimes(path, adapter_matrices(self.parameters())).items():
+                self.set_parameter(name, value)
+        else:
+            self._session.load_adapter(os.fspath(path))
 
     def export_training(self, path: Path, what: TrainingPart = "step") -> None:
         """Writes the training step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
