@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products. A matrix made by flattening a tensor of rows is read, and returned, as that tensor."""
 
-from caesura.lowering.onnx_builder import Tensor
+import torch
+
+import caesura.capture.ops.matmul_nbits  # noqa: F401  the operators
+from caesura.lowering.onnx_builder import DOMAIN, Tensor
 from caesura.lowering.ops.elementwise import operand
 from caesura.lowering.registry import aten, register
 from caesura.rewrites.fx_meta import result
@@ -52,6 +55,22 @@ def linear(w, node, x, weight, bias):
 @register(aten.mv.default, aten.dot.default)
 def mv(w, node, a, b):
     return w.make("MatMul", [a, b], *result(node))
+
+
+def _by_blocks(op_type, domain, w, x, columns, qweight, scales, zero_points, bits, in_features):
+    y = w.make(op_type, [w.cast(x, scales.dtype), qweight, scales, zero_points], scales.dtype, (*x.shape[:-1], columns), domain=domain,
+               K=in_features, N=qweight.shape[0], bits=bits, block_size=qweight.shape[2] * 8 // bits)
+    return w.cast(y, x.dtype)
+
+
+@register(torch.ops.caesura.matmul_nbits.default)
+def matmul_nbits(w, node, x, qweight, *others):
+    return _by_blocks("MatMulNBits", "com.microsoft", w, x, qweight.shape[0], qweight, *others)
+
+
+@register(torch.ops.caesura.transposed_matmul_nbits.default)
+def transposed_matmul_nbits(w, node, x, qweight, *others):
+    return _by_blocks("TransposedMatMulNBits", DOMAIN, w, x, others[-1], qweight, *others)
 
 
 @register(aten._trilinear.default)
