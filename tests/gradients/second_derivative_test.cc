@@ -14,8 +14,7 @@ namespace {
 // The ops that have no second derivative, as errors name them.
 const std::set<std::string> kNoSecondDerivatives = {
     "CtcLoss",  // its slopes are an output, and are not differentiated again
-    "CumProdGrad",    "DeformConvGrad", "DetGrad",        "GRUGrad",
-    "GridSampleGrad", "LSTMGrad",       "MaxRoiPoolGrad", "RNNGrad",
+    "GRUGrad", "LSTMGrad", "RNNGrad",
     "RoiAlignGrad",  // of maxima
 };
 
@@ -51,14 +50,13 @@ TEST_P(SecondDerivative, MatchesDifferences) {
 INSTANTIATE_TEST_SUITE_P(Rules, SecondDerivative, ::testing::ValuesIn(AllGradientCases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(SecondDerivatives, AtMostTenOpsHaveNone) {
+TEST(SecondDerivatives, FiveOpsHaveNone) {
   std::set<std::string> refused;
   for (const GradientCase& c : AllGradientCases()) {
     const Result<CaseRun> run = RunSecond(c);
     if (!run.ok()) refused.insert(RefusedOp(run.status()));
   }
   EXPECT_EQ(refused, kNoSecondDerivatives);
-  EXPECT_LE(refused.size(), 10u);
 }
 
 }  // namespace

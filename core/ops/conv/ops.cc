@@ -76,8 +76,8 @@ std::vector<OpDef> ConvOps() {
      .body = gradient::ConvTransposeGradBody},
     // DeformConvGrad (dY, X, W, offset, B?, mask?) -> dX, dW, doffset, dB, dmask
     {.op_type = "DeformConvGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 6,
-     .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}, .derivative = Derivative::kRefusal,
-     .derivative_note = kNoSecondDerivative, .body = gradient::DeformConvGradBody},
+     .max_outputs = 5, .type_of_output = {1, 2, 3, 4, 5}, .rule = {.stops = {4}, .by_body = true},
+     .body = gradient::DeformConvGradBody},
   };
 }
 // clang-format on

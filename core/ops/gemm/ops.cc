@@ -237,7 +237,7 @@ std::vector<OpDef> GemmOps() {
      .rule = {.function = gradient::FusedMatMulRule}, .body = gradient::FusedMatMulBody},
     // DetGrad (dY, X, Y) -> dX
     {.op_type = "DetGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3, .type_of_output = {1},
-     .derivative = OpDef::Derivative::kRefusal, .derivative_note = kNoSecondDerivative, .body = gradient::DetGradBody},
+     .rule = {.stops = {2}, .by_body = true}, .body = gradient::DetGradBody},
   };
 }
 // clang-format on

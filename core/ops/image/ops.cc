@@ -122,16 +122,16 @@ std::vector<OpDef> ImageOps() {
      .derivative_note = "by X; regions are refused"},
     // MaxRoiPoolGrad (dY, X, rois) -> dX
     {.op_type = "MaxRoiPoolGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative,
-     .body = gradient::MaxRoiPoolGradBody},
+     .type_of_output = {1}, .rule = {.stops = {1}, .refuses = {2}, .by_body = true},
+     .derivative_note = "by dY; regions are refused", .body = gradient::MaxRoiPoolGradBody},
     // RoiAlignGrad (dY, X, rois, batch_indices) -> dX
     {.op_type = "RoiAlignGrad", .domain = kCaesuraDomain, .min_inputs = 4, .max_inputs = 4,
      .type_of_output = {1}, .rule = {.function = gradient::RoiAlignGradRule, .stops = {1, 3}, .refuses = {2}},
      .derivative_note = "mode avg; of maxima there is none", .body = gradient::RoiAlignGradBody},
     // GridSampleGrad (dY, X, grid) -> dX, dgrid
     {.op_type = "GridSampleGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .max_outputs = 2, .type_of_output = {1, 2}, .derivative = Derivative::kRefusal,
-     .derivative_note = kNoSecondDerivative, .body = gradient::GridSampleGradBody},
+     .max_outputs = 2, .type_of_output = {1, 2}, .rule = {.by_body = true},
+     .body = gradient::GridSampleGradBody},
     // ResizeGrad (dY, shape[host] of X, roi[host]?, scales[host]?, sizes[host]?) -> dX
     {.op_type = "ResizeGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 5,
      .infer = ShapeOfInput<1>,

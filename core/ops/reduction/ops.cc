@@ -268,7 +268,7 @@ std::vector<OpDef> ReductionOps() {
      .body = gradient::LogCumSumExpGradBody},
     // CumProdGrad (dY, X, axis[host]) -> dX
     {.op_type = "CumProdGrad", .domain = kCaesuraDomain, .min_inputs = 3, .max_inputs = 3,
-     .type_of_output = {1}, .derivative = Derivative::kRefusal, .derivative_note = kNoSecondDerivative,
+     .type_of_output = {1}, .rule = {.stops = {2}, .by_body = true},
      .body = gradient::CumProdGradBody},
     // ReduceProdGrad (dY, X, axes[host]?) -> dX
     {.op_type = "ReduceProdGrad", .domain = kCaesuraDomain, .min_inputs = 2, .max_inputs = 3,
