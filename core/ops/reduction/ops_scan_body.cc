@@ -90,8 +90,9 @@ void ReduceProdGradBody(OpBody& b) {
   const Tensor* stated = b.Constant(2);
   if (b.HasInput(2) && stated == nullptr)
     return b.Refuse("has axes that may change from run to run");
-  const Expr dy = Wide(b.input(0)), x = Wide(b.input(1)), one = Ints({-1}, x);
-  const int rank = b.Rank(1);
+  const Expr dy = Wide(b.input(0)), one = Ints({-1}, dy);
+  const Expr x = stated == nullptr ? Reshape(Wide(b.input(1)), one) : Wide(b.input(1));
+  const int rank = stated == nullptr ? 1 : b.Rank(1);
   std::vector<bool> is_reduced(rank, stated == nullptr);
   if (stated != nullptr)
     for (const int64_t axis : stated->ToVector<int64_t>())
@@ -117,7 +118,8 @@ void ReduceProdGradBody(OpBody& b) {
     const Expr zeros = ReduceSum(Mask(Equal(rows, Number(0, rows)), rows), {}, false);
     dx = Where(Greater(zeros, Number(1, zeros)), Number(0, dx), dx);
   }
-  b.SetOutput(0, Transpose(Op("Reshape", {dx, ShapeOf(turned)}), back));
+  dx = Transpose(Op("Reshape", {dx, ShapeOf(turned)}), back);
+  b.SetOutput(0, stated == nullptr ? ReshapeLike(dx, b.input(1)) : dx);
 }
 
 }  // namespace caesura::gradient
