@@ -14,7 +14,7 @@ namespace {
 // The ops that have no second derivative, as errors name them.
 const std::set<std::string> kNoSecondDerivatives = {
     "CtcLoss",  // its slopes are an output, and are not differentiated again
-    "GRUGrad", "LSTMGrad", "RNNGrad",
+    "GRUGrad",      "LSTMGrad", "RNNGrad",
     "RoiAlignGrad",  // of maxima
 };
 
