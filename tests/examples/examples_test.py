@@ -125,7 +125,7 @@ def test_a_slurm_job_is_queued_again(tmp_path):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = ["bash", str(FOLDER.parent / "preemption" / "train.sbatch"), "digits.onnx", "--data", "digits.npz", "--feed",
-           "images=train_images", "--target", "train_labels", "--steps", "1500"]
+           "images=train_images", "--target", "train_labels", "--steps", "300"]
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     for starts in range(1, 20):
         with subprocess.Popen(job, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
