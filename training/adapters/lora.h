@@ -5,9 +5,8 @@
 //   ASSIGN_OR_RETURN(const Model base, ReadModel("net.onnx"));
 //   ASSIGN_OR_RETURN(Model model, AddLora(base, {.targets = {"q_proj", "v_proj"}, .rank = 8}));
 //   auto session = TrainingSession::Create(std::move(model), options);   // trains the adapter
-//   RETURN_IF_ERROR(SaveAdapter(AdapterOf(session->parameters().TrainedModel().value()).value(),
-//                               "adapter"));                             // a folder that PEFT
-//                               loads
+//   ASSIGN_OR_RETURN(const Adapter adapter, AdapterOf(session->parameters()));
+//   RETURN_IF_ERROR(SaveAdapter(adapter, "adapter"));   // a folder that PEFT loads
 //
 // A layer y = x W (+ b) becomes y + x A^T B^T alpha / rank, computed in this order, in float32
 // where the layer is float16 or bfloat16. A [rank, in] and B [out, rank] are the initializers
@@ -40,6 +39,7 @@ struct LoraOptions {
 
 // The matrices of an adapter, by the names of the layers.
 struct Adapter {
+  // A [rank, in] and B [out, rank].
   struct Layer {
     Tensor a, b;
   };
