@@ -24,7 +24,8 @@ loop (float[%(dims)s] x) => (float last, y) {
   trips = Constant<value = int64 {4}>()
   go_on = Constant<value = bool {1}>()
   start = Constant<value = float {1.0}>()
-  last, y = Loop(trips, %(condition)s, start) <body = body (int64 i, bool before, float sum) => (bool after, float next, float[%(dims)s] y) {
+  last, y = Loop(trips, %(condition)s, start) <
+      body = body (int64 i, bool before, float sum) => (bool after, float next, float[%(dims)s] y) {
     after = Identity(before)
     one = Constant<value = float {1.0}>()
     next = Add(sum, one)
@@ -38,7 +39,7 @@ def reference(model, x):
         last, y = ReferenceEvaluator(model).run(None, {"x": x})
         return list(y.shape), float(last)
     except ValueError as error:
-        return type(error).__name__, str(error)
+        return "no result,", type(error).__name__
 
 
 def runtime(model, x):
@@ -52,20 +53,20 @@ for dims in ((2,), (2, 3)):
     for condition in ("go_on", ""):
         text = LOOP % {"dims": ", ".join(map(str, dims)), "condition": condition}
         model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
-        inferred = [dim.dim_value for dim in model.graph.output[1].type.tensor_type.shape.dim]
+        inferred = [dim.dim_value or "?" for dim in model.graph.output[1].type.tensor_type.shape.dim]
         x = np.ones(dims, dtype=np.float32)
         found[dims, condition] = reference(model, x), runtime(model, x)
-        print(f"{list(dims)} an iteration, condition {condition or 'left out'}: the last dims inferred {inferred[1:]};",
-              "reference", *found[dims, condition][0], "| onnxruntime", *found[dims, condition][1])
+        print(f"{list(dims)}, {condition or 'no condition'}: inferred {inferred}; reference",
+              *found[dims, condition][0], "| onnxruntime", *found[dims, condition][1])
 for (dims, condition), (ours, theirs) in found.items():
     assert theirs == ([4, *dims], 5.0), "onnxruntime has another result"
     if not condition:
-        assert ours[0] == "ValueError", "changed: a Loop without a condition runs"
+        assert ours[1] == "ValueError", "changed: a Loop without a condition runs"
 assert found[(2,), "go_on"][0] == ([4, 2], 5.0) and found[(2, 3), "go_on"][0] == ([8, 3], 5.0), "changed: other shapes"
 PY
 # Output seen, 2026-11-30:
 #   ONNX 1.23.2 onnxruntime 1.32.0
-#   [2] an iteration, condition go_on: the last dims inferred [2]; reference [4, 2] 5.0 | onnxruntime [4, 2] 5.0
-#   [2] an iteration, condition left out: the last dims inferred [2]; reference ValueError need at least one array to concatenate | onnxruntime [4, 2] 5.0
-#   [2, 3] an iteration, condition go_on: the last dims inferred [2, 3]; reference [8, 3] 5.0 | onnxruntime [4, 2, 3] 5.0
-#   [2, 3] an iteration, condition left out: the last dims inferred [2, 3]; reference ValueError need at least one array to concatenate | onnxruntime [4, 2, 3] 5.0
+#   [2], go_on: inferred ['?', 2]; reference [4, 2] 5.0 | onnxruntime [4, 2] 5.0
+#   [2], no condition: inferred ['?', 2]; reference no result, ValueError | onnxruntime [4, 2] 5.0
+#   [2, 3], go_on: inferred ['?', 2, 3]; reference [8, 3] 5.0 | onnxruntime [4, 2, 3] 5.0
+#   [2, 3], no condition: inferred ['?', 2, 3]; reference no result, ValueError | onnxruntime [4, 2, 3] 5.0
