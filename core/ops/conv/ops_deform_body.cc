@@ -9,7 +9,7 @@
 namespace caesura::gradient {
 namespace {
 
-// Where the taps of all outputs begin along an axis, without offsets: [taps, outputs].
+// The place that each tap reads for each output along an axis, without offsets: [taps, outputs].
 Expr Starts(const BodyWindow& w, int axis, Expr dy) {
   int64_t taps = 1, inner = 1;
   for (int a = 0; a < w.axes(); ++a) taps *= w.kernel[a];

@@ -36,7 +36,7 @@ struct Ctc {
   Expr times, steps;               // [T], [N, 1]
 };
 
-// The states after each step, forwards or backwards: [T, N, S], and after all of them.
+// The states after all steps, [N, S], and those after each step, [T, N, S], forwards or backwards.
 Exprs Paths(const Ctc& c, Expr start, bool is_backwards) {
   const int64_t way = is_backwards ? -1 : 1;
   const auto step = [&](const Exprs& states, const Exprs& slices) -> Exprs {

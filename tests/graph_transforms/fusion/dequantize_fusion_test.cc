@@ -148,7 +148,7 @@ TEST(DequantizeFusion, LeavesTheRest) {
   EXPECT_THAT(Fused({}, 40, product, {"s"}), whole);  // which is trained
   EXPECT_THAT(Fused({}, 40, "y = Gemm <alpha = 0.5> (x, w, row)"),
               ElementsAre("DequantizeLinear", "Gemm"));
-  // Who reads the weights otherwise still gets them.
+  // Other readers of the weights still get them.
   EXPECT_THAT(Fused({.dims = {24, 40}, .axis = 1}, 40,
                     "t = Transpose <perm = [1, 0]> (w) a = MatMul (x, t) b = MatMul (a, w) r = "
                     "Relu (t) y = MatMul (x, r)"),

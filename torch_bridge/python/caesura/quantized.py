@@ -176,7 +176,7 @@ class _File:
         return matrix.reshape(heads, -1, 2, *matrix.shape[1:]).swapaxes(1, 2).reshape(matrix.shape)
 
     def matrix(self, name: str) -> tuple[torch.Tensor, ...]:
-        """qweight, scales and perhaps zero points; or the tensor alone, where it is of floats."""
+        """Returns qweight, scales and, of Q4_1, zero points; of a tensor of floats that tensor alone."""
         tensor = self.tensors[name]
         kind, shape = tensor.tensor_type.name, [int(d) for d in reversed(tensor.shape)]
         if kind in ("F32", "F16"):
@@ -216,7 +216,7 @@ def load_gguf(module: torch.nn.Module, path: Path) -> list[str]:
     Example::
 
         config = transformers.AutoConfig.from_pretrained(folder, gguf_file="model.Q4_1.gguf")
-        with torch.device("meta"):
+        with accelerate.init_empty_weights():  # weights on the device meta, buffers on the cpu
             model = transformers.AutoModelForCausalLM.from_config(config)
         caesura.quantized.load_gguf(model, folder / "model.Q4_1.gguf")
     """

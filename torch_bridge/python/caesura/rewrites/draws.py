@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 # Calls whose results hold no values that a kernel computed.
 EMPTY = {aten.empty_strided.default, aten.empty_permuted.default}
-# What to write for a draw that depends on values, so that its numbers come from PyTorch's generator, and the rest runs in kernels.
+# Messages name these replacements of draws that depend on values: PyTorch's generator gives the numbers, kernels compute the rest.
 _DRAWN_AS = {
     aten.multinomial.default: "(p / torch.empty_like(p).exponential_()).argmax(-1) where one class of each row is drawn",
     aten.normal.Tensor_Tensor: "mean + std * torch.randn_like(mean)", aten.normal.Tensor_float: "mean + std * torch.randn_like(mean)",

@@ -90,7 +90,9 @@ def write_onnxruntimes(path: Path, matrices: Mapping[str, Any]) -> None:
     file.set_adapter_version(1)
     file.set_model_version(1)
     file.set_parameters({name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in matrices.items()})
-    file.export_adapter(os.fspath(path))
+    unfinished = os.fspath(path) + ".unfinished"
+    file.export_adapter(unfinished)
+    os.replace(unfinished, path)  # a crash leaves the old file or the new one
 
 
 def read_onnxruntimes(path: Path, like: Mapping[str, Any]) -> dict[str, Any]:
