@@ -27,11 +27,11 @@ std::string TensorPath(const std::string& folder) { return folder + "/adapter_mo
 // B's.
 std::pair<std::string, bool> LayerOf(const std::string& tensor) {
   const size_t begin = std::string(kPrefix).size();
-  if (tensor.rfind(kPrefix, 0) != 0) return {};
+  if (!tensor.starts_with(kPrefix)) return {};
   for (const char* end : {kLoraA, kLoraB}) {
-    const size_t at = tensor.rfind(end);
-    if (at != tensor.npos && at > begin && at + std::string(end).size() == tensor.size())
-      return {tensor.substr(begin, at - begin), end == kLoraA};
+    const size_t length = tensor.size() - begin, tail = std::string(end).size();
+    if (length > tail && tensor.ends_with(end))
+      return {tensor.substr(begin, length - tail), end == kLoraA};
   }
   return {};
 }

@@ -11,10 +11,6 @@
 namespace caesura {
 namespace {
 
-bool EndsWith(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 // The initializer that a matrix is made of, or null.
 Value* SourceOf(Value* matrix) {
   while (matrix != nullptr && matrix->graph()->Initializer(matrix) == nullptr) {
@@ -30,8 +26,8 @@ Value* SourceOf(Value* matrix) {
 std::optional<LinearLayer> LayerOf(Node* node) {
   LinearLayer layer{"", SourceOf(node->input(1)), {node}};
   const Value* x = node->input(0);
-  if (layer.weight == nullptr || EndsWith(layer.weight->name(), kLoraA) ||
-      EndsWith(layer.weight->name(), kLoraB))
+  if (layer.weight == nullptr || layer.weight->name().ends_with(kLoraA) ||
+      layer.weight->name().ends_with(kLoraB))
     return std::nullopt;
   if (x == nullptr || !IsDifferentiable(x->dtype())) return std::nullopt;
   if (node->Is("MatMulNBits", kContribDomain)) {
@@ -58,7 +54,7 @@ std::string LinearModule(const Node& node) {
   const size_t open = source.find(" ("), close = source.find(')');
   if (open == source.npos || close == source.npos || close < open) return "";
   const std::string type = source.substr(open + 2, close - open - 2);
-  return type == "Linear" || EndsWith(type, ".Linear") ? source.substr(0, open) : "";
+  return type == "Linear" || type.ends_with(".Linear") ? source.substr(0, open) : "";
 }
 
 // "fc" of "fc.weight", "fc.MatMul.weight_Q4" and "fc.qweight".
@@ -68,7 +64,7 @@ std::string WithoutEnding(std::string name) {
       name.find_first_not_of("0123456789", bits + 2) == name.npos)
     name.resize(bits);
   for (const char* end : {".weight", ".qweight", ".MatMul"}) {
-    if (EndsWith(name, end)) name.resize(name.size() - std::string(end).size());
+    if (name.ends_with(end)) name.resize(name.size() - std::string(end).size());
   }
   return name;
 }
@@ -88,7 +84,7 @@ std::string NameOf(const LinearLayer& layer) {
   const Node& node = *layer.products[0];
   const std::string& weight = layer.weight->name();
   std::string name = LinearModule(node);
-  if (name.empty() && weight.rfind("onnx::", 0) == 0) name = OlderPath(node);
+  if (name.empty() && weight.starts_with("onnx::")) name = OlderPath(node);
   return name.empty() ? WithoutEnding(weight) : name;
 }
 
@@ -115,7 +111,7 @@ std::vector<LinearLayer> LinearLayers(const Graph& graph) {
 
 bool IsTarget(const std::string& target, const LinearLayer& layer) {
   const auto matches = [&](const Node* node) { return MatchesName(target, node->name()); };
-  return MatchesName(target, layer.name) || EndsWith(layer.name, "." + target) ||
+  return MatchesName(target, layer.name) || layer.name.ends_with("." + target) ||
          MatchesName(target, layer.weight->name()) ||
          std::any_of(layer.products.begin(), layer.products.end(), matches);
 }
