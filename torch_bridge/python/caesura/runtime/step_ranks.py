@@ -83,6 +83,9 @@ class StepRanks:
 
     def refuse_optimizer(self, optimizer, reason):
         """Refuses an optimizer that PyTorch steps: the gradients that it would read are those of this rank."""
+        if type(optimizer).__module__.startswith("torchft."):  # whose replicas have no process group
+            raise StepRefused("torchft takes the mean of gradients in its DistributedDataParallel, which a step does not call; write "
+                              "torchft.DistributedDataParallel(manager, caesura.wrap(module)) and a plain loop")
         if has_other_ranks(self._group):
             raise StepRefused(f"with several ranks the program must do the update, which PyTorch's {type(optimizer).__name__} would do "
                               f"({reason}); write DistributedDataParallel(caesura.wrap(module)) and a plain loop")
