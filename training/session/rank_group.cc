@@ -116,10 +116,9 @@ RankGroup::RankGroup(const TrainingOptions& options, RankSetup setup, RunControl
   if (setup_.has_others()) state_rank_ = rank();
 }
 
-void RefuseToJoin(const TrainingOptions& options, const Status& reason) {
-  Communicator* const communicator = options.ranks.communicator.get();
-  if (!options.ranks.join || communicator == nullptr || communicator->size() == 1) return;
-  const auto deadline = Clock::now() + options.ranks.timeout.value_or(communicator->timeout());
+void RefuseToJoin(const RankOptions& options, Communicator* communicator, const Status& reason) {
+  if (!options.join || communicator == nullptr || communicator->size() == 1) return;
+  const auto deadline = Clock::now() + options.timeout.value_or(communicator->timeout());
   const std::array<int64_t, kJoinWords> words = {kRefuses};
   if (communicator->Gather(words, deadline).ok() &&
       GatherTexts(*communicator, reason.message(), deadline).ok())
@@ -148,7 +147,7 @@ Status RankGroup::Join() {
     size_t rank = 0;
     while (rank + 1 < reasons.size() && reasons[rank].empty()) ++rank;
     return InvalidArgument("rank " + std::to_string(rank) +
-                           " makes no session, and nothing has changed: " + reasons[rank]);
+                           " does not join, and nothing has changed: " + reasons[rank]);
   }
   if (differs) return Refusal("the ranks' steps differ", step_facts_);
   if (is_divided()) RETURN_IF_ERROR(CheckParts(updates, state_ranks));

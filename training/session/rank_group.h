@@ -42,9 +42,9 @@ inline constexpr int64_t kMostRows = kUseWords * 64;
 Result<RankSetup> SetUpRanks(const TrainingOptions& options, const Communicator* communicator,
                              const ProviderList& providers);
 
-// Comes in place of RankGroup::Join where this rank makes no session: the others, who join, fail
-// with its reason.
-void RefuseToJoin(const TrainingOptions& options, const Status& reason);
+// Comes in place of RankGroup::Join where this rank cannot join: the others, who do, fail with its
+// reason.
+void RefuseToJoin(const RankOptions& options, Communicator* communicator, const Status& reason);
 
 // The parameters that rank 0 and this one have, and how far they are, move together from Join on.
 // With no other ranks only setup, communicator, rank and Memory may be called, and Replace. Thread
@@ -86,7 +86,7 @@ class RankGroup {
   // ranks exchange gradients, the counts, and hashes of all values.
   RankFacts StepFacts(const std::string& call = "a step") const;
 
-  // All ranks call it. Refuses ranks with other steps, and those beside one that makes no session
+  // All ranks call it. Refuses ranks with other steps, and those beside one that cannot join
   // (RefuseToJoin), with kInvalidArgument on all of them. Then takes the parameters, frozen ones,
   // state and position of the rank that has done the most updates.
   Status Join();

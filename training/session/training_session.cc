@@ -58,7 +58,8 @@ Result<std::unique_ptr<TrainingSession>> TrainingSession::Create(Model model,
   std::unique_ptr<TrainingSession> session(new TrainingSession(std::move(options)));
   const Status prepared = session->Prepare(std::move(model));
   if (!prepared.ok()) {
-    RefuseToJoin(session->options_, prepared);
+    const RankOptions& ranks = session->options_.ranks;
+    RefuseToJoin(ranks, ranks.communicator.get(), prepared);
     return prepared;
   }
   const bool joins = session->ranks_->setup().has_others() && session->options_.ranks.join;
@@ -142,17 +143,24 @@ Status TrainingSession::ExportTraining(const std::string& path, TrainingPart par
 }
 
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {
-  RETURN_IF_ERROR(parameters_->CheckNoStepWaits());
-  const bool had_others = ranks_->setup().has_others();
-  RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
-  const bool has_others = ranks_->setup().has_others();
-  if (had_others != has_others) RETURN_IF_ERROR(runs_->MakePrograms());
-  if (has_others) RETURN_IF_ERROR(ranks_->Join());
+  const Status replaced = ReplaceRanks(communicator);
+  if (!replaced.ok()) {
+    RefuseToJoin(options_.ranks, communicator.get(), replaced);
+    return replaced;
+  }
+  if (ranks_->setup().has_others()) RETURN_IF_ERROR(ranks_->Join());
   else if (parameters_->lost())
     return InvalidArgument("no rank has whole parameters: Restore a checkpoint first");
   parameters_->set_lost(std::nullopt);
   progress_->DropSums();
   return {};
+}
+
+Status TrainingSession::ReplaceRanks(std::shared_ptr<Communicator> communicator) {
+  RETURN_IF_ERROR(parameters_->CheckNoStepWaits());
+  const bool had_others = ranks_->setup().has_others();
+  RETURN_IF_ERROR(ranks_->Replace(std::move(communicator)));
+  return had_others == ranks_->setup().has_others() ? Status() : runs_->MakePrograms();
 }
 
 }  // namespace caesura

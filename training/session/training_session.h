@@ -131,9 +131,10 @@ class TrainingSession {
   // call it. They take the parameters, optimizer state and position of the one that has done the
   // most updates (the first of these): where some have done the step in which a rank was lost, all
   // have. Then the session is as good as new. Accumulation begins anew. Fails with
-  // kInvalidArgument, on all ranks, where the ranks' programs differ or no rank has whole
-  // parameters. Sharded state goes with its rank: only the same ranks go on, where each has done
-  // the same updates. Otherwise this fails, and a new session has to Restore the last checkpoint.
+  // kInvalidArgument, on all ranks, where the ranks' programs differ, no rank has whole parameters
+  // or one rank cannot go on (a step waits there). Sharded state goes with its rank: only the same
+  // ranks go on, where each has done the same updates. Otherwise this fails, and a new session has
+  // to Restore the last checkpoint.
   Status Regroup(std::shared_ptr<Communicator> communicator);
 
   // --- the parts ---
@@ -156,6 +157,8 @@ class TrainingSession {
  private:
   explicit TrainingSession(TrainingOptions options);
   Status Prepare(Model model);
+  // What comes before the ranks join.
+  Status ReplaceRanks(std::shared_ptr<Communicator> communicator);
 
   const TrainingOptions options_;
   const std::unique_ptr<RunControl> control_ = std::make_unique<RunControl>();

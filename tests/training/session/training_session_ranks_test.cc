@@ -145,7 +145,7 @@ TEST(Ranks, BesideOneThatMakesNoSessionAreRefused) {
         const Status refused = status(refuses ? faults[i] : nullptr);
         EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << refused.ToString();
         EXPECT_THAT(refused.message(), HasSubstr(reasons[i]));
-        EXPECT_EQ(refused.message().find("rank 2 makes no session") != std::string::npos, !refuses);
+        EXPECT_EQ(refused.message().find("rank 2 does not join") != std::string::npos, !refuses);
       }
     }
     EXPECT_TRUE(status({}).ok());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank is lost, and the others go on.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/distributed/communicator.h"
@@ -9,6 +10,8 @@
 
 namespace caesura::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Three ranks; the last one fails at its k-th kernel in the second step. The others regroup, do the
 // step again where nobody has done it, and one more. Returns what they end with, and how many
@@ -108,6 +111,32 @@ TEST(Regroup, ARankThatIsLostMeanwhileTakesNoParametersAlong) {
       EXPECT_TRUE(SameBits(ParametersOf(*session), before));
       EXPECT_TRUE(session->Step(kModels[0].batch(2)).ok());
     }
+  });
+}
+
+// The other one is told at once, and both go on once no step waits.
+TEST(Regroup, BesideARankWhoseStepWaitsIsRefused) {
+  const RealModel real = Mlp();
+  auto again = LocalCommunicators(2);
+  RunRanks(2, [&](Communicator& c) {
+    const auto session = RankSession(real, c);
+    ASSERT_TRUE(session->Regroup(nullptr).ok());
+    if (c.rank() == 1) {
+      session->control().SuspendAt(3);
+      EXPECT_EQ(session->Step(kModels[0].batch(1)).status().code(), StatusCode::kSuspended);
+    }
+    const auto regroup = [&] {
+      return session->Regroup(
+          std::shared_ptr<Communicator>(again[c.rank()].get(), [](Communicator*) {}));
+    };
+    const Status refused = regroup();
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << refused.ToString();
+    EXPECT_THAT(refused.message(), HasSubstr("a step waits"));
+    EXPECT_EQ(refused.message().find("rank 1 does not join") != std::string::npos, c.rank() == 0);
+    if (c.rank() == 1) ASSERT_TRUE(session->ResumeStep().ok());
+    EXPECT_TRUE(regroup().ok());
+    EXPECT_EQ(session->progress().updates, 1);
+    EXPECT_TRUE(session->Step(PartOf(kModels[0].batch(2), c)).ok());
   });
 }
 
