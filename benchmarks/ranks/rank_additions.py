@@ -8,7 +8,8 @@ SGD and momentum, which has one moment to divide; each rank has a batch of its o
 
 - eager, and eager in DDP;
 - compile_step of each rank by itself (Ranks("alone")), of both ranks, and with shard=1;
-- wrap, and DDP(wrap).
+- wrap, and DDP(wrap);
+- the all-reduce of as many bytes as the gradients have. Where ranks have all cores, no step of two ranks adds less.
 
 Steps of one rank also run on both ranks at once, so that they share the machine as the others do. It prints medians and
 quartiles of the slower rank's milliseconds; what two ranks add in a round, ours over DDP's; and the ratios of shard=1 to
@@ -93,7 +94,14 @@ def variants(torch, make, batches, repeats):
                     step(x, y)
         return run
 
-    return {"eager": eager(lambda module: module), "DDP": eager(DistributedDataParallel),
+    gradients = torch.zeros(sum(p.numel() for p in make().parameters()))
+
+    def all_reduce():
+        for _ in range(repeats * len(batches)):
+            torch.distributed.all_reduce(gradients)
+
+    return {"all-reduce alone": all_reduce,
+            "eager": eager(lambda module: module), "DDP": eager(DistributedDataParallel),
             "compile_step, one rank": compiled(caesura.Ranks("alone")), "compile_step": compiled(caesura.Ranks()),
             "compile_step, shard=1": compiled(caesura.Ranks(shard=1)),
             "wrap": eager(caesura.wrap), "DDP(wrap)": eager(lambda module: DistributedDataParallel(caesura.wrap(module)))}
@@ -126,7 +134,8 @@ def measure(rank, port, options):
                 print(f"  {variant:24} {quartiles(taken, digits=2)}")
             print(f"  {'what two ranks add':24} {quartiles(added[0], digits=2)}, DDP {quartiles(added[1], digits=2)}")
             ours, ddp = map(statistics.median, added)
-            print(f"  added over what DDP adds {ours / ddp:6.2f}")
+            least = statistics.median(times["all-reduce alone"])
+            print(f"  added over what DDP adds {ours / ddp:6.2f}; the all-reduce alone {least / ddp:6.2f}")
             print(f"  shard=1 over shard=0     {ratio(times['compile_step, shard=1'], times['compile_step'])}")
             print(f"  DDP(wrap) over DDP       {ratio(times['DDP(wrap)'], times['DDP'])}")
             print(f"  compile_step over DDP    {ratio(times['compile_step'], times['DDP'])}", flush=True)

@@ -6,7 +6,7 @@
 Each rank is a process on one thread, in a network namespace of its own (rank_link.py), so it needs root. The model is
 the GPT of 10.7 M parameters of caesura.bench with AdamW, as a TrainingSession. The profiler times the nodes of the
 graph; the operating system's counter of sent bytes, read each 4 ms, shows the link. Of --steps profiled steps the one
-of median length is drawn.
+of median length is drawn, and compared with its bound.
 """
 
 import argparse
@@ -81,11 +81,29 @@ def measure(options):
             time.sleep(0.05)  # bytes that the link still holds
         events = [e for e in json.loads(trace.read_text())["traceEvents"] if "thread_statistics" in e.get("args", {})]
         steps.append({"began": began, "ended": ended, "sent": readings.rows, "events": [
-            {"op": e["args"]["op_name"], "phase": e["cat"], "from": began + 1e-6 * e["ts"],
+            {"op": e["args"]["op_name"], "phase": e["cat"], "bytes": e["args"]["output_size"], "from": began + 1e-6 * e["ts"],
              "to": began + 1e-6 * (e["ts"] + e["dur"])} for e in events]})
     (options.folder / f"rank-{options.rank}.json").write_text(json.dumps(steps))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def bound(record, gbit):
+    """Seconds that the step takes at least: each node begins when the one before has ended and takes as long as it did, a bucket
+    is sent when it is full and the link is free, and a wait ends with its bucket, in the order of the buckets. Two ranks send as
+    many bytes as they sum. What the transport computes beside the nodes is in their times."""
+    now, before, link, sent = 0.0, record["began"], 0.0, []
+    for event in record["events"]:
+        now += event["from"] - before
+        before = event["to"]
+        if event["op"] == "CollectiveStart":
+            link = max(now, link) + 8e-9 * event["bytes"] / gbit
+            sent.append(link)
+        elif event["op"] == "CollectiveWait":
+            now = max(now, sent.pop(0))
+        if event["op"] not in WAITS:
+            now += event["to"] - event["from"]
+    return now + record["ended"] - before
 
 
 def kind(event):
@@ -138,8 +156,8 @@ def draw(path, ranks, gbit):
     figure.savefig(path, dpi=110)
 
 
-def summary(number, record):
-    """One rank as the picture shows it."""
+def summary(number, record, gbit):
+    """One rank as the picture shows it, beside its bound."""
     spent = dict.fromkeys(COLORS, 0.0)
     found = blocks(record["events"])
     for name, begin, end in found:
@@ -147,9 +165,10 @@ def summary(number, record):
     backward_end = max(end for name, _, end in found if name == "backward")
     first, last = record["sent"][0][1], record["sent"][-1][1]
     early = max((sent for now, sent in record["sent"] if now <= backward_end), default=first) - first
+    taken, least = record["ended"] - record["began"], bound(record, gbit)
     parts = ", ".join(f"{name} {value:.0f} ms" for name, value in spent.items() if value)
-    return (f"rank {number}: {1e3 * (record['ended'] - record['began']):.0f} ms; {parts}; {(last - first) / 2**20:.1f} "
-            f"MiB sent, {early / max(1, last - first):.0%} of it before the backward's end")
+    return (f"rank {number}: {1e3 * taken:.0f} ms, bound {1e3 * least:.0f} ms: {least / taken:.0%}; {parts}; "
+            f"{(last - first) / 2**20:.1f} MiB sent, {early / max(1, last - first):.0%} of it before the backward's end")
 
 
 def main():
@@ -180,7 +199,7 @@ def main():
     chosen = steps[len(steps) // 2]
     draw(options.picture, chosen, options.gbit)
     for number, record in enumerate(chosen):
-        print(summary(number, record))
+        print(summary(number, record, options.gbit))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ SENT = [(0.3, 0), (0.35, 3 << 20), (0.45, 4 << 20)]
 def record():
     """A step that begins at 100 s."""
     return {"began": 100.0, "ended": 100.6, "sent": [(100 + now, sent) for now, sent in SENT], "events": [
-        {"op": op, "phase": phase, "from": 100 + begin, "to": 100 + end} for op, phase, begin, end in EVENTS]}
+        {"op": op, "phase": phase, "bytes": 4 << 20, "from": 100 + begin, "to": 100 + end} for op, phase, begin, end in EVENTS]}
 
 
 def test_neighbours_of_one_kind_are_one_block():
@@ -32,9 +32,15 @@ def test_neighbours_of_one_kind_are_one_block():
 
 
 def test_the_summary_says_what_overlapped():
-    assert rank_timeline.summary(1, record()) == (
-        "rank 1: 600 ms; forward 200 ms, backward 199 ms, optimizer 90 ms, waits 110 ms; 4.0 MiB sent, 75% of it before "
+    assert rank_timeline.summary(1, record(), gbit=0.2) == (
+        "rank 1: 600 ms, bound 558 ms: 93%; forward 200 ms, backward 199 ms, optimizer 90 ms, waits 110 ms; 4.0 MiB sent, 75% of it before "
         "the backward's end")
+
+
+def test_a_bound_waits_for_buckets_only():
+    """The bucket of 33.6 ms at 1 Gbit/s is sent before its wait begins; at 0.1 Gbit/s it comes 235.5 ms after that."""
+    assert rank_timeline.bound(record(), gbit=1) == pytest.approx(0.49, abs=1e-6)
+    assert rank_timeline.bound(record(), gbit=0.1) == pytest.approx(0.49 + 0.2355443, abs=1e-6)
 
 
 def test_the_picture_is_drawn(tmp_path):
