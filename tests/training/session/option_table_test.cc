@@ -72,10 +72,11 @@ std::string Train(TrainingOptions options, Communicator* communicator, std::vect
   auto made = TrainingSession::Create(ParseModelText(kTwoWeights).value(), std::move(options));
   if (!made.ok()) return made.status().message();
   TrainingSession& session = **made;
+  const std::vector<LossTerm> terms = LossTerms(loss).value();
   for (int step = 0; step < 8; ++step) {
     const auto base = static_cast<float>(step + session.ranks().rank());
     NamedValues feeds = {{"x", Tensor::Of<float>({2, 2}, {base, 1, -1, 2})}};
-    for (const LossTerm& term : LossTerms(loss).value()) feeds[term.target] = target;
+    for (const LossTerm& term : terms) feeds[term.target] = target;
     const Result<double> value = session.Step(feeds);
     if (!value.ok()) return value.status().message();
     EXPECT_TRUE(std::isfinite(*value));
