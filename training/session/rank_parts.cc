@@ -126,7 +126,8 @@ Status RankGroup::SaveParts(Checkpoint checkpoint, const std::string& path) cons
           Tensor::Zeros(like.dtype(), like.shape());
     }
     for (const std::string& state : shard.states) {
-      const Tensor& part = TensorOf(set, StateName(state, shard.name));
+      const std::string own = StateName(state, shard.name);
+      const Tensor& part = TensorOf(set, own);
       Tensor all = Tensor::Zeros(shard.dtype, Shape{shard.layout.all()});
       RETURN_IF_ERROR(gather.Run(
           Collective::AllGather(shard.dtype, part.raw(), all.raw(), shard.layout.part())));
@@ -175,7 +176,8 @@ void RankGroup::Restore(const Checkpoint& from) {
   const ParameterSet& set = parameters_.set();
   for (const ParameterShard& shard : parameters_.shards()) {
     for (const std::string& state : shard.states) {
-      const Tensor& part = TensorOf(set, StateName(state, shard.name));
+      const std::string own = StateName(state, shard.name);
+      const Tensor& part = TensorOf(set, own);
       for (const BucketLayout::Piece& piece : shard.layout.Pieces(rank())) {
         const Tensor& whole =
             from.optimizer_state.at(StateName(state, shard.members[piece.tensor]));

@@ -94,7 +94,7 @@ std::vector<std::vector<int>> CollectiveWriter::BucketsByDType(const std::vector
 
 std::vector<std::vector<int>> CollectiveWriter::AllReduce(const std::vector<Value**>& values,
                                                           int64_t bucket_bytes) {
-  for (Value* const* value : values) assert(IsDifferentiable((*value)->dtype()));
+  for ([[maybe_unused]] Value* const* value : values) assert(IsDifferentiable((*value)->dtype()));
   const auto buckets = BucketsByDType(values, bucket_bytes);
   for (const std::vector<int>& indices : buckets) {
     std::vector<Value**> bucket;
