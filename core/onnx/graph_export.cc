@@ -181,13 +181,15 @@ Status NodeToProto(const Node& node, onnx::NodeProto* proto) {
 }
 
 Status ModelToProto(const Model& model, const ExportOptions& options, onnx::ModelProto* proto) {
-  ASSIGN_OR_RETURN(const auto opsets, ChooseOpsets(model));
+  constexpr int kMetadataOfNodes = 10;  // the first IR version that has it
+  ASSIGN_OR_RETURN(const auto opsets, ChooseOpsets(model, options.opset));
   for (const auto& [domain, version] : opsets) {
     auto* import = proto->add_opset_import();
     import->set_domain(domain);
     import->set_version(version);
   }
-  proto->set_ir_version(ChooseIrVersion(model, opsets.at("")));
+  proto->set_ir_version(
+      ChooseIrVersion(model, opsets.at(""), options.opset == 0 ? kMetadataOfNodes : 0));
   if (!model.producer.empty()) proto->set_producer_name(model.producer);
   if (!model.producer_version.empty()) proto->set_producer_version(model.producer_version);
   if (!model.domain.empty()) proto->set_domain(model.domain);

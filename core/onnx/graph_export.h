@@ -21,6 +21,7 @@ struct ExportOptions {
   std::function<Result<bool>(const Tensor&, onnx::TensorProto*)> store_externally;
   // Leaves names of values' types and nodes' metadata out, for a text that people read.
   bool brief = false;
+  int opset = 0;  // as WriteOptions::opset
 };
 
 // A model that reads back as an equal one. Fails when no opset version gives every node its

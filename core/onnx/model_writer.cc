@@ -127,8 +127,9 @@ Result<std::string> ToBytes(const onnx::ModelProto& proto) {
 
 // The proto with all external tensors placed; their location is filled in when the data file has
 // its name.
-Status BuildProto(const Model& model, DataLayout* layout, onnx::ModelProto* proto) {
+Status BuildProto(const Model& model, int opset, DataLayout* layout, onnx::ModelProto* proto) {
   ExportOptions options;
+  options.opset = opset;
   options.store_externally = [&](const Tensor& tensor, onnx::TensorProto* out) -> Result<bool> {
     if (!layout->Wants(tensor)) return false;
     out->set_data_location(onnx::TensorProto::EXTERNAL);
@@ -172,7 +173,7 @@ Status WriteModel(const Model& model, const std::string& path, const WriteOption
     threshold = kAutomaticThreshold;
   DataLayout layout(threshold);
   ArenaMessage<onnx::ModelProto> proto;
-  RETURN_IF_ERROR(BuildProto(model, &layout, proto.get()));
+  RETURN_IF_ERROR(BuildProto(model, options.opset, &layout, proto.get()));
   std::string data_name;
   if (!layout.empty()) {
     ASSIGN_OR_RETURN(data_name, WriteDataFile(layout, path, files));

@@ -22,6 +22,9 @@ struct WriteOptions {
   // model would outgrow the 2 GB that one file can have.
   std::optional<size_t> external_above;
   FileSystem* files = nullptr;  // null: the operating system's
+  // The version of ONNX's operators that is declared, and the IR version that came with it; nodes
+  // that it does not have are refused, all of them (kUnsupported). 0: as above.
+  int opset = 0;
 };
 
 // Replaces the file at `path`. A crash at any moment leaves the old model or the new one, whole.

@@ -4,6 +4,7 @@
 
 #include "core/gradient/gradient_model.h"
 #include "core/onnx/model_writer.h"
+#include "graph_transforms/plain_model.h"
 #include "torch_bridge/python/bindings.h"
 
 namespace nb = nanobind;
@@ -11,10 +12,11 @@ namespace nb = nanobind;
 namespace caesura::python {
 namespace {
 
-nb::object Gradient(nb::object source, const GradientModelOptions& options,
+nb::object Gradient(nb::object source, const GradientModelOptions& options, bool plain,
                     const std::string& path) {
   const Model model = ReadSource(std::move(source));
-  return Written(Unwrap(WithoutGil([&] { return GradientModel(model, options); })), path);
+  const auto make = plain ? PlainGradientModel : GradientModel;
+  return Written(Unwrap(WithoutGil([&] { return make(model, options); })), path);
 }
 
 }  // namespace
@@ -32,7 +34,7 @@ void BindGradient(nb::module_& m) {
   m.def(
       "gradient",
       [](nb::object source, std::vector<std::string> of, std::vector<std::string> by, bool sum,
-         double scale, std::vector<std::string> names, bool hessian_product,
+         double scale, std::vector<std::string> names, bool hessian_product, bool plain,
          const std::string& path) {
         return Gradient(std::move(source),
                         {.of = std::move(of),
@@ -41,10 +43,11 @@ void BindGradient(nb::module_& m) {
                          .scale = scale,
                          .names = std::move(names),
                          .hessian_product = hessian_product},
-                        path);
+                        plain, path);
       },
       nb::arg("source"), nb::kw_only(), nb::arg("of"), nb::arg("by"), nb::arg("sum"),
-      nb::arg("scale"), nb::arg("names"), nb::arg("hessian_product"), nb::arg("path"));
+      nb::arg("scale"), nb::arg("names"), nb::arg("hessian_product"), nb::arg("plain"),
+      nb::arg("path"));
 }
 
 }  // namespace caesura::python

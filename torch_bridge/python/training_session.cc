@@ -424,14 +424,15 @@ void BindParameters(nb::class_<TrainingSession>& sessions) {
              Check(SetAdapter(adapter, &session.parameters()));
            })
       .def("export_training", [](const TrainingSession& session, const std::string& path,
-                                 const std::string& what) {
+                                 const std::string& what, int opset) {
         const std::pair<const char*, TrainingPart> parts[] = {
             {"step", TrainingPart::kStep},
             {"accumulate", TrainingPart::kAccumulate},
             {"gradients", TrainingPart::kGradients}};
         for (const auto& [name, part] : parts) {
           if (what != name) continue;
-          return Check(WithoutGil([&, part = part] { return session.ExportTraining(path, part); }),
+          const TrainingExport file{.part = part, .opset = opset};
+          return Check(WithoutGil([&] { return session.ExportTraining(path, file); }),
                        /*of_file=*/true);
         }
         Check(InvalidArgument("what: expected step, accumulate or gradients, got '" + what + "'"));

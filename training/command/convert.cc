@@ -15,13 +15,14 @@ namespace {
 
 struct ConvertOptions {
   std::string from, to;
+  TrainingExport step;
   bool compress = false, training = false;
 };
 
 int ConvertStep(const ConvertOptions& options) {
   const auto session = OpenStep(options.from);
   if (!session.ok()) return Report(session.status());
-  const Status written = (*session)->ExportTraining(options.to);
+  const Status written = (*session)->ExportTraining(options.to, options.step);
   return written.ok() ? kDone : Report(written);
 }
 
@@ -51,6 +52,8 @@ void AddConvert(CLI::App& app, RunFunction* run) {
   sub->add_flag("--training", options->training,
                 "The file to read is an exported step; the one to write is an ONNX file that "
                 "trains in any runtime");
+  sub->add_option("--opset", options->step.opset,
+                  "With --training: the version of ONNX's operators, for an older runtime");
   sub->callback([=] { *run = [=] { return RunConvert(*options); }; });
 }
 

@@ -10,13 +10,14 @@
 #include "core/gradient/gradient_model.h"
 #include "core/onnx/model_reader.h"
 #include "core/onnx/model_writer.h"
+#include "graph_transforms/plain_model.h"
 #include "training/command/command.h"
 
 namespace caesura::command {
 namespace {
 
 constexpr char kFooter[] =
-    R"(The result is an ONNX model with operators of caesura's. Its inputs and outputs are those of MODEL; for each
+    R"(The result is an ONNX model, without --plain with operators of caesura's. Its inputs and outputs are those of MODEL; for each
 output of several elements, without --sum, an input NAME_gradient is added, the weights of its elements, and for each
 input of --by an output BY_gradient.
 
@@ -31,12 +32,14 @@ Examples
 
 struct Options {
   std::string model, out;
+  bool plain = false;
   GradientModelOptions gradient;
 };
 
 Status Write(const Options& options) {
   ASSIGN_OR_RETURN(const Model model, ReadModel(options.model));
-  ASSIGN_OR_RETURN(const Model gradient, GradientModel(model, options.gradient));
+  const auto make = options.plain ? PlainGradientModel : GradientModel;
+  ASSIGN_OR_RETURN(const Model gradient, make(model, options.gradient));
   RETURN_IF_ERROR(WriteModel(gradient, options.out));
   for (const auto& [what, values] : {std::pair("input", &gradient.graph->inputs()),
                                      std::pair("output", &gradient.graph->outputs())}) {
@@ -66,6 +69,10 @@ void AddGradient(CLI::App& app, RunFunction* run) {
   sub->add_option("--scale", gradient.scale, "A factor of the results")->capture_default_str();
   sub->add_flag("--hessian-product", gradient.hessian_product,
                 "Add, for each --by, an input BY_direction and an output BY_hessian_product");
+  sub->add_flag(
+      "--plain", options->plain,
+      "Write ONNX's own operators only, which any runtime runs; initializers of --by become "
+      "inputs with defaults");
   sub->footer(kFooter);
   sub->callback([=] { *run = [=] { return ExitCodeOf(Write(*options)); }; });
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/session/export_training.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -11,7 +10,8 @@
 #include "core/graph/op_schema.h"
 #include "core/graph/pass.h"
 #include "core/onnx/model_writer.h"
-#include "graph_transforms/pipeline.h"
+#include "core/onnx/opsets/opset_lowering.h"
+#include "graph_transforms/plain_model.h"
 #include "graph_transforms/shapes/shape_inference_pass.h"
 #include "graph_transforms/standard_ops.h"
 #include "training/session/session_files.h"
@@ -21,6 +21,12 @@
 
 namespace caesura {
 namespace {
+
+Status CheckOpset(int opset) {
+  if (opset == 0 || (opset >= kOldestOpset && opset <= LatestOpset())) return {};
+  return InvalidArgument("opset: expected " + std::to_string(kOldestOpset) + " to " +
+                         std::to_string(LatestOpset()) + ", got " + std::to_string(opset));
+}
 
 // The options of this part, whatever they are in the session.
 StepOptions OptionsOf(const StepRuns& runs, TrainingPart part) {
@@ -74,35 +80,6 @@ std::map<std::string, Value*> LastValues(const Graph& graph,
   return last;
 }
 
-// Makes output `i` of the graph go by this name.
-void NameOutput(Graph& graph, int i, const std::string& name) {
-  const std::vector<Value*>& all = graph.outputs();
-  Value* output = all[i];
-  if (output->name() == name) return;
-  Value* named = graph.AddValue(name, output->type());
-  Node* producer = output->producer();
-  if (producer == nullptr || std::count(all.begin(), all.end(), output) > 1) {
-    Node* node = graph.AddNode("Identity", {output}, {named});
-    node->set_since_version(SinceVersion("Identity"));
-    graph.SetOutput(i, named);
-    return;
-  }
-  graph.ReplaceAllUses(output, named);
-  const std::vector<Value*> outputs = graph.ReleaseOutputs(producer);
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    if (outputs[k] != nullptr)
-      producer->SetOutput(static_cast<int>(k), outputs[k] == output ? named : outputs[k]);
-  }
-}
-
-// All nodes are alike to a reader: what comes after the gradients is written over nothing there.
-void ForgetPhases(Graph& graph) {
-  for (const auto& node : graph.nodes()) {
-    node->set_phase(Phase::kForward);
-    for (Graph* body : node->Subgraphs()) ForgetPhases(*body);
-  }
-}
-
 // The defaults of inputs that a reader may leave out. Those that are others in each run have none.
 Status SetDefaults(const SessionParts& from, const std::vector<std::string>& parameters,
                    Graph& graph) {
@@ -126,11 +103,6 @@ Status SetDefaults(const SessionParts& from, const std::vector<std::string>& par
   return {};
 }
 
-Status Simplify(Model& model) {
-  RETURN_IF_ERROR(RunPasses(SimplifyPasses(), model).status());
-  return {};
-}
-
 // The names of the file's outputs, those of new values left out: in the order of StepProgram.
 std::vector<std::string> OutputNames(const StepProgram& program, const StepOptions& step,
                                      TrainingPart part) {
@@ -145,10 +117,10 @@ std::vector<std::string> OutputNames(const StepProgram& program, const StepOptio
   return names;
 }
 
-// Rewrites the program's graph, which is the model's, in ONNX's operators; what it writes to
-// becomes inputs and outputs. `names`: of the outputs that it has.
-Status MakePlain(const StepProgram& program, std::vector<std::string> names, Model& model) {
-  Graph& graph = *model.graph;
+// Makes what the program writes to inputs and outputs of its graph. `names`: of the outputs that it
+// has, and then of the new ones.
+void OpenParameters(const StepProgram& program, std::vector<std::string>* names) {
+  Graph& graph = *program.graph;
   const std::map<std::string, Value*> last = LastValues(graph, program.parameters);
   for (const std::string& name : program.parameters) {
     Value* value = graph.FindValue(name);
@@ -158,29 +130,28 @@ Status MakePlain(const StepProgram& program, std::vector<std::string> names, Mod
     if (!graph.IsGraphInput(value)) graph.AddInput(value);
     const auto found = last.find(name);
     if (found == last.end()) continue;
-    names.push_back(kUpdatedPrefix + name);
+    names->push_back(kUpdatedPrefix + name);
     graph.AddOutput(found->second);
   }
-  RETURN_IF_ERROR(Simplify(model));
-  RETURN_IF_ERROR(WriteInStandardOps(graph));
-  ForgetPhases(graph);
-  RETURN_IF_ERROR(Simplify(model));
-  for (size_t i = 0; i < names.size(); ++i) NameOutput(graph, static_cast<int>(i), names[i]);
-  return {};
 }
 
 }  // namespace
 
-Status ExportTraining(const SessionParts& from, const std::string& path, TrainingPart part) {
-  const StepOptions step = OptionsOf(from.runs, part);
-  ASSIGN_OR_RETURN(const StepProgram program, ProgramOf(from.runs, step, part));
+Status ExportTraining(const SessionParts& from, const std::string& path,
+                      const TrainingExport& what) {
+  RETURN_IF_ERROR(CheckOpset(what.opset));
+  const StepOptions step = OptionsOf(from.runs, what.part);
+  ASSIGN_OR_RETURN(const StepProgram program, ProgramOf(from.runs, step, what.part));
+  std::vector<std::string> names = OutputNames(program, step, what.part);
+  OpenParameters(program, &names);
   Model model;
   model.graph = program.graph;
   model.producer = "caesura";
-  RETURN_IF_ERROR(MakePlain(program, OutputNames(program, step, part), model));
+  RETURN_IF_ERROR(MakePlain(model, names));
   RETURN_IF_ERROR(SetDefaults(from, program.parameters, *model.graph));
   model.graph->RemoveUnusedValues();
-  return WriteModel(model, path);
+  if (what.opset != 0) RETURN_IF_ERROR(LowerOpset(*model.graph, what.opset));
+  return WriteModel(model, path, {.external_above = {}, .opset = what.opset});
 }
 
 }  // namespace caesura

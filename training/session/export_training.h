@@ -20,6 +20,16 @@ enum class TrainingPart : uint8_t {
   kGradients,   // the loss and the gradients; what follows them is the reader's
 };
 
+// What a file computes, and in which operators.
+struct TrainingExport {
+  TrainingPart part = TrainingPart::kStep;
+  // The version of ONNX's operators (LowerOpset), from kOldestOpset on; the IR version is the one
+  // that came with it. 0: the lowest from 17 on that has all nodes as they are, with IR 10 at
+  // least.
+  int opset = 0;
+};
+inline constexpr int kOldestOpset = 13;
+
 // Outputs of the file: the loss; with clip_norm the gradients' norm before clipping (float64);
 // where the loss is scaled what gradients were multiplied with (float64; not finite: nothing was
 // updated); the gradient of the parameter NAME; and the new value of the input NAME.
@@ -30,7 +40,8 @@ inline constexpr char kGradientPrefix[] = "gradient.";
 inline constexpr char kUpdatedPrefix[] = "updated.";
 
 // Writes the file as TrainingSession::ExportTraining does.
-Status ExportTraining(const SessionParts& from, const std::string& path, TrainingPart part);
+Status ExportTraining(const SessionParts& from, const std::string& path,
+                      const TrainingExport& what);
 
 }  // namespace caesura
 

@@ -138,8 +138,8 @@ Status TrainingSession::ExportModel(const std::string& path,
   return WriteModel(model, path);
 }
 
-Status TrainingSession::ExportTraining(const std::string& path, TrainingPart part) const {
-  return caesura::ExportTraining({*parameters_, *progress_, *ranks_, *runs_}, path, part);
+Status TrainingSession::ExportTraining(const std::string& path, const TrainingExport& what) const {
+  return caesura::ExportTraining({*parameters_, *progress_, *ranks_, *runs_}, path, what);
 }
 
 Status TrainingSession::Regroup(std::shared_ptr<Communicator> communicator) {

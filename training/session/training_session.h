@@ -124,8 +124,8 @@ class TrainingSession {
   // StepProgram::graph under the names of training/session/export_training.h, and for each input
   // NAME that a step changes its new value (kUpdatedPrefix). Parameters, state, learning rate and
   // seed have what they are now as defaults. Fails with kUnsupported before anything is
-  // written, listing all nodes that ONNX has no operators for.
-  Status ExportTraining(const std::string& path, TrainingPart part = TrainingPart::kStep) const;
+  // written, listing all nodes that ONNX, or TrainingExport::opset, has no operators for.
+  Status ExportTraining(const std::string& path, const TrainingExport& what = {}) const;
 
   // Goes on with these ranks, after a rank was lost or with others; null: by itself. All of them
   // call it. They take the parameters, optimizer state and position of the one that has done the

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/graph/op_schema.h"
 #include "core/onnx/opsets/opset_normalization.h"
 
@@ -32,8 +33,9 @@ bool TypesFit(const std::vector<Value*>& values, const std::vector<OpSchema::For
   return true;
 }
 
-// True if `opset` gives the node the semantics that it has.
-bool Fits(const Node& node, int opset) {
+}  // namespace
+
+bool FitsOpset(const Node& node, int opset) {
   if (node.since_version() == 0) return true;
   const OpSchema* schema = FindOpSchema(node.op_type(), node.domain(), opset);
   if (schema == nullptr || schema->is_deprecated) return false;
@@ -47,9 +49,25 @@ bool Fits(const Node& node, int opset) {
   return TypesFit(node.inputs(), schema->inputs) && TypesFit(node.outputs(), schema->outputs);
 }
 
+namespace {
+
+Status CheckFits(const std::vector<const Node*>& nodes, int opset) {
+  std::string misfits;
+  int count = 0;
+  for (const Node* node : nodes) {
+    if (FitsOpset(*node, opset)) continue;
+    ++count;
+    misfits += "\n  " + node->Label();
+    if (!node->source().empty()) misfits += ", " + node->source();
+  }
+  if (count == 0) return {};
+  return Unsupported("opset " + std::to_string(opset) + " does not have " + std::to_string(count) +
+                     " node(s):" + misfits);
+}
+
 }  // namespace
 
-Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
+Result<std::map<std::string, int>> ChooseOpsets(const Model& model, int opset) {
   std::vector<const Node*> all;
   CollectNodes(*model.graph, &all);
   std::map<std::string, std::vector<const Node*>> by_domain;
@@ -63,9 +81,14 @@ Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
       out.emplace(domain, newest);
       continue;
     }
-    auto all_fit = [&, &nodes = nodes](int opset) {
+    if (domain.empty() && opset != 0) {
+      RETURN_IF_ERROR(CheckFits(nodes, opset));
+      out[domain] = opset;
+      continue;
+    }
+    auto all_fit = [&, &nodes = nodes](int version) {
       return std::all_of(nodes.begin(), nodes.end(),
-                         [&](const Node* node) { return Fits(*node, opset); });
+                         [&](const Node* node) { return FitsOpset(*node, version); });
     };
     int chosen = std::min(kLowestOpset, newest);
     while (chosen <= newest && !all_fit(chosen)) ++chosen;
@@ -76,7 +99,7 @@ Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
     }
     out[domain] = chosen;
     for (const Node* node : nodes) {
-      if (chosen > 0 || Fits(*node, newest)) continue;
+      if (chosen > 0 || FitsOpset(*node, newest)) continue;
       misfits += "\n  " + node->Label() + " of version " + std::to_string(node->since_version());
     }
     if (chosen == 0 && misfits.empty()) misfits = "\n  those of domain '" + domain + "'";
@@ -85,9 +108,10 @@ Result<std::map<std::string, int>> ChooseOpsets(const Model& model) {
   return Unsupported("no single opset version gives these nodes their semantics:" + misfits);
 }
 
-int ChooseIrVersion(const Model& model, int opset) {
-  static constexpr std::pair<int, int> kSinceOpset[] = {{28, 14}, {25, 13}, {24, 12}, {23, 11}};
-  int version = 10;  // the first with metadata on nodes
+int ChooseIrVersion(const Model& model, int opset, int least) {
+  static constexpr std::pair<int, int> kSinceOpset[] = {{28, 14}, {25, 13}, {24, 12}, {23, 11},
+                                                        {21, 10}, {19, 9},  {15, 8},  {0, 7}};
+  int version = least;
   for (const auto& [since, ir] : kSinceOpset) {
     if (opset >= since) version = std::max(version, ir);
   }

@@ -12,13 +12,16 @@
 
 namespace caesura {
 
+// True if `opset` of the node's domain gives it the semantics that it has.
+bool FitsOpset(const Node& node, int opset);
+
 // Domain -> version for all domains that nodes use. Fails with kUnsupported, naming the nodes,
-// where none fits.
-Result<std::map<std::string, int>> ChooseOpsets(const Model& model);
+// where none fits. `opset`: of the default domain; 0: the lowest, as above.
+Result<std::map<std::string, int>> ChooseOpsets(const Model& model, int opset = 0);
 
 // The IR version that the default domain's `opset` and the element types of the model's
-// initializers need.
-int ChooseIrVersion(const Model& model, int opset);
+// initializers need. `least`: no lower one.
+int ChooseIrVersion(const Model& model, int opset, int least);
 
 }  // namespace caesura
 

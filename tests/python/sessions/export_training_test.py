@@ -202,3 +202,36 @@ def test_refusals_come_before_the_file(tmp_path):
     with pytest.raises(NotImplementedError, match="cannot be written in ONNX's operators:\n.*RequireFinite"):
         session(refuse_nonfinite=True).export_training(path)
     assert not path.exists()
+
+
+OLD = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,4] x) => (float[N,2] scores)
+<float[4,4] w = {0.5, -0.25, 0.125, 1, 0, -1, 0.3, -0.4, 0.7, 0.2, -0.6, 0.9, 0.1, 0.2, 0.3, 0.4}, int64[1] rows = {0},
+ float[2,2] v = {0.3, -0.2, 0.5, 0.4}> {
+  h = MatMul (x, w)
+  g = Gelu (h)
+  mean = ReduceMean (g, rows)
+  c = Sub (g, mean)
+  a, b = Split <axis = 1, num_outputs = 2> (c)
+  p = Mul (a, b)
+  scores = MatMul (p, v)
+}"""
+
+
+def test_an_older_opset(tmp_path):
+    ours = session(OLD, optimizer=ADAMW)
+    for opset, ir in {0: 10, 17: 8, 21: 10}.items():
+        ours.export_training(tmp_path / f"{opset}.onnx", opset=opset)
+        model = plain(tmp_path / f"{opset}.onnx")
+        assert (model.opset_import[0].version, model.ir_version) == (opset or 20, ir)
+    rng = np.random.default_rng(0)
+    batches = [{"x": rng.standard_normal((4, 4)).astype(np.float32), "labels": rng.integers(0, 2, 4)} for _ in range(5)]
+    check(ours, tmp_path / "17.onnx", batches, "reference")
+
+
+def test_what_an_opset_does_not_have_is_refused(tmp_path):
+    with pytest.raises(NotImplementedError, match=r"opset 13 does not have 2 node\(s\):\n  \[Reshape .*\n  \[Reshape "):
+        session().export_training(tmp_path / "step.onnx", opset=13)
+    with pytest.raises(ValueError, match="opset: expected 13 to 28, got 12"):
+        session().export_training(tmp_path / "step.onnx", opset=12)
+    assert not list(tmp_path.iterdir())

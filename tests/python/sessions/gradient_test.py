@@ -61,13 +61,25 @@ def exported(module, x):
     return program.model_proto
 
 
+def graphs(graph):
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs(attribute.g)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_beside_pytorch(name):
     make, shape = MODELS[name]
     torch.manual_seed(0)
     module = make().double().eval()
     model = exported(module, torch.randn(*shape, dtype=torch.float64))
-    session = onnxruntime.InferenceSession(caesura.gradient(model, by="x", hessian_product=True))
+    plain = caesura.gradient(model, by="x", hessian_product=True, plain=True)
+    onnx.checker.check_model(onnx.load_from_string(plain), full_check=True)
+    assert {node.domain for graph in graphs(onnx.load_from_string(plain).graph) for node in graph.node} == {""}
+    made = caesura.gradient(model, by="x", hessian_product=True), plain
+    sessions = [onnxruntime.InferenceSession(one) for one in made]
     for batch in (shape[0], shape[0] + 3):  # sizes are symbolic
         x = torch.randn(batch, *shape[1:], dtype=torch.float64, requires_grad=True)
         y, direction = module(x), torch.randn_like(x)
@@ -77,9 +89,10 @@ def test_beside_pytorch(name):
         feeds = {"x": x.detach(), "x_direction": direction}
         if y.ndim:
             feeds["y_gradient"] = weights
-        results = session.run(["y", "x_gradient", "x_hessian_product"], feeds)
-        for found, expected in zip(results, (y, dx, product)):
-            torch.testing.assert_close(found, expected.detach(), rtol=1e-10, atol=1e-10)
+        for session in sessions:
+            results = session.run(["y", "x_gradient", "x_hessian_product"], feeds)
+            for found, expected in zip(results, (y, dx, product)):
+                torch.testing.assert_close(found, expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 def parsed(text):
@@ -159,6 +172,23 @@ def test_energy_and_forces_train():
         assert session.step(feeds) == pytest.approx(loss.item(), rel=1e-10)
     for name, parameter in module.named_parameters():
         np.testing.assert_allclose(session.parameters()[name], parameter.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_plain_gradient_is_by_parameters_too(tmp_path):
+    """Parameters are inputs with defaults, and the gradient of the gradient is one of its file."""
+    text = "g (float[N,2] x) => (float[N,1] y) <float[2,1] w = {0.5, -2}> { h = MatMul (x, w) y = Tanh (h) }"
+    first = caesura.gradient(parsed(text), by=["w", "x"], sum=True, plain=True)
+    mixed = caesura.gradient(first, of="w_gradient", by=["x"], names=["d2"], plain=True, path=tmp_path / "mixed.onnx")
+    feeds = {"x": np.float32([[1, 2], [3, -1]]), "w_gradient_gradient": np.float32([[1], [10]])}
+    for w in (None, np.float32([[0.25], [0.125]])):
+        run = onnxruntime.InferenceSession(mixed)
+        found = dict(zip([v.name for v in run.get_outputs()], run.run(None, feeds | ({} if w is None else {"w": w}))))
+        x = torch.tensor(feeds["x"], requires_grad=True)
+        parameter = torch.tensor(np.float32([[0.5], [-2]]) if w is None else w, requires_grad=True)
+        dw, dx = torch.autograd.grad(torch.tanh(x @ parameter).sum(), [parameter, x], create_graph=True)
+        second, = torch.autograd.grad(dw, x, torch.tensor(feeds["w_gradient_gradient"]))
+        for name, expected in {"w_gradient": dw, "x_gradient": dx, "d2": second}.items():
+            torch.testing.assert_close(torch.tensor(found[name]), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_that_training_changes_are_refused_where_a_gradient_is_held():

@@ -28,7 +28,7 @@ TEST(ExportTraining, WritesOnnxOperatorsAndWhatTheSessionHas) {
   const TemporaryFolder folder;
   PartsOfASession parts;
   ASSERT_TRUE(parts.Step().ok());
-  const Status written = ExportTraining(parts.all(), folder.path("step.onnx"), TrainingPart::kStep);
+  const Status written = ExportTraining(parts.all(), folder.path("step.onnx"), {});
   ASSERT_TRUE(written.ok()) << written.ToString();
   const Result<Model> model = ReadModel(folder.path("step.onnx"));
   ASSERT_TRUE(model.ok()) << model.status().ToString();
@@ -46,7 +46,8 @@ TEST(ExportTraining, WritesOnnxOperatorsAndWhatTheSessionHas) {
 TEST(ExportTraining, GradientsHaveTheNamesOfTheirParameters) {
   const TemporaryFolder folder;
   PartsOfASession parts;
-  ASSERT_TRUE(ExportTraining(parts.all(), folder.path("g.onnx"), TrainingPart::kGradients).ok());
+  ASSERT_TRUE(
+      ExportTraining(parts.all(), folder.path("g.onnx"), {.part = TrainingPart::kGradients}).ok());
   const Result<Model> model = ReadModel(folder.path("g.onnx"));
   ASSERT_TRUE(model.ok()) << model.status().ToString();
   EXPECT_THAT(NamesOf(model->graph->outputs()), ElementsAre(kLossOutput, "gradient.w"));
@@ -55,11 +56,11 @@ TEST(ExportTraining, GradientsHaveTheNamesOfTheirParameters) {
 TEST(ExportTraining, ARefusalWritesNothing) {
   const TemporaryFolder folder;
   PartsOfASession parts([](TrainingOptions& o) { o.step.refuse_nonfinite = true; });
-  const Status refused = ExportTraining(parts.all(), folder.path("s.onnx"), TrainingPart::kStep);
+  const Status refused = ExportTraining(parts.all(), folder.path("s.onnx"), {});
   EXPECT_THAT(refused.message(), HasSubstr("no operator of ONNX can"));
   EXPECT_FALSE(std::filesystem::exists(folder.path("s.onnx")));
   const Status no_sums =
-      ExportTraining(parts.all(), folder.path("s.onnx"), TrainingPart::kAccumulate);
+      ExportTraining(parts.all(), folder.path("s.onnx"), {.part = TrainingPart::kAccumulate});
   EXPECT_THAT(no_sums.message(), HasSubstr("accumulation_steps is 1"));
 }
 

@@ -102,7 +102,7 @@ class Exported:
         program.session.set_position(program.updates(), self.micro_steps)
         program.session.save(os.fspath(into / "state.safetensors"))
 
-    def export_training(self, path: Path, /, *args: Any, what: TrainingPart = "step", **kwargs: Any) -> None:
+    def export_training(self, path: Path, /, *args: Any, what: TrainingPart = "step", opset: int = 0, **kwargs: Any) -> None:
         """Writes the step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
 
         See TrainingSession.export_training() for its inputs and outputs, which have the names that export() gives them.
@@ -111,11 +111,13 @@ class Exported:
             path: the file.
             *args: inputs, as for export().
             what: the part of the step, as there.
+            opset: the version of ONNX's operators, as there.
             **kwargs: likewise.
 
         Raises:
-            NotImplementedError: ONNX has no operators for nodes of the step; all of them are listed, and nothing is written.
-            ValueError: the step cannot be exported, as for export().
+            NotImplementedError: ONNX, or this `opset`, has no operators for nodes of the step; all of them are listed, and
+                nothing is written.
+            ValueError: the step cannot be exported, as for export(), or `opset` is out of range.
             StepRefused: no program can be captured for these inputs.
 
         Example::
@@ -124,7 +126,7 @@ class Exported:
         """
         with tempfile.TemporaryDirectory() as folder:
             self.export(folder, *args, **kwargs)
-            _core.Training.open_step(folder, 0, 0).export_training(os.fspath(path), what)
+            _core.Training.open_step(folder, 0, 0).export_training(os.fspath(path), what, opset)
 
 
 @torch.no_grad()

@@ -15,12 +15,12 @@ def _listed(names: Union[str, Sequence[str]]) -> list[str]:
 
 
 def gradient(model: Model, of: Union[str, Sequence[str]] = (), by: Union[str, Sequence[str]] = (), *, sum: bool = False,
-             scale: float = 1.0, names: Union[str, Sequence[str]] = (), hessian_product: bool = False,
+             scale: float = 1.0, names: Union[str, Sequence[str]] = (), hessian_product: bool = False, plain: bool = False,
              path: Optional[Path] = None) -> Union[bytes, str]:
     """Returns a model that computes what `model` does and the gradient of its outputs by its inputs.
 
-    The result is an ONNX model with operators of caesura's: InferenceSession runs it, TrainingSession trains it (with
-    a loss on the gradient, too), and it has a gradient itself. The inputs and outputs of `model` stay. The gradients follow
+    The result is an ONNX model with operators of caesura's, unless it is `plain`: InferenceSession runs it, TrainingSession
+    trains it (with a loss on the gradient, too), and it has a gradient itself. The inputs and outputs of `model` stay. The gradients follow
     the outputs, each of the shape and dtype of what it is by. They are those of the model as InferenceSession runs it.
 
     For an output of several elements the gradient is a vector-Jacobian product, that of the sum of its elements times
@@ -35,6 +35,8 @@ def gradient(model: Model, of: Union[str, Sequence[str]] = (), by: Union[str, Se
         names: names of the gradients, one for each of `by`; by default BY_gradient.
         hessian_product: Adds the Hessian's product with a vector: for each of `by` an input BY_direction of its type and
             an output BY_hessian_product.
+        plain: The result has ONNX's own operators only, so that any runtime of ONNX runs it. Initializers among `by` become
+            inputs that have them as defaults.
         path: the file to write, with a second one beside it where 2 GB do not suffice. None: the model is returned.
 
     Returns:
@@ -43,7 +45,8 @@ def gradient(model: Model, of: Union[str, Sequence[str]] = (), by: Union[str, Se
     Raises:
         ValueError: a name that the model does not have, an input or output that is no floating tensor, an output that
             does not depend on an input (a constant gradient has a Hessian of zeros), or a new name that is taken.
-        NotImplementedError: nodes have no gradient; all of them are listed.
+        NotImplementedError: nodes have no gradient, or none in ONNX's operators where it is to be `plain`; all of them are
+            listed.
         FileNotFoundError: there is no file at `model`.
 
     Example::
@@ -54,5 +57,6 @@ def gradient(model: Model, of: Union[str, Sequence[str]] = (), by: Union[str, Se
     """
     written = "" if path is None else os.fspath(path)
     made = _core.gradient(model_source(model), of=_listed(of), by=_listed(by), sum=sum, scale=float(scale),
-                          names=_listed(names), hessian_product=hessian_product, path=written)
+                          names=_listed(names), hessian_product=hessian_product, plain=plain,
+                          path=written)
     return cast(bytes, made) if path is None else written

@@ -430,7 +430,7 @@ class TrainingSession(FallsBack):
         else:
             self._session.load_adapter(os.fspath(path))
 
-    def export_training(self, path: Path, what: TrainingPart = "step") -> None:
+    def export_training(self, path: Path, what: TrainingPart = "step", *, opset: int = 0) -> None:
         """Writes the training step as one ONNX file of ONNX's own operators, which any runtime of ONNX runs.
 
         Its inputs are those of the model and the target, the parameters and the optimizer state by their names, and
@@ -446,16 +446,19 @@ class TrainingSession(FallsBack):
             what: "step"; "accumulate": the micro-steps that only add their gradients, where `accumulation_steps` is not 1
                 (these and their "step" have the input "caesura.reset", a bool: the first of an update); "gradients": the
                 loss and "gradient.NAME" of each parameter, without an update.
+            opset: the version of ONNX's operators, from 13 on, for an older runtime; 0: the lowest from 17 on that has all of
+                them in their newest form.
 
         Raises:
-            NotImplementedError: ONNX has no operators for nodes of the step; all of them are listed, and nothing is written.
-            ValueError: `what` is none of these.
+            NotImplementedError: ONNX, or this `opset`, has no operators for nodes of the step; all of them are listed, and
+                nothing is written.
+            ValueError: `what` or `opset` is none of these.
 
         Example::
 
             session.export_training("step.onnx")
         """
-        self._session.export_training(os.fspath(path), what)
+        self._session.export_training(os.fspath(path), what, opset)
 
     def plan(self, feeds: Feeds) -> Plan:
         """Returns the Plan of a step for feeds of these shapes: its text, and the bytes of its arena. Nothing is run."""
