@@ -57,13 +57,27 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert accuracy(run_in_a_fork(tmp_path / "five_minutes.py")) > 0.93
 
 
-def test_an_exported_step_trains_in_onnxruntime(tmp_path, monkeypatch):
-    """caesura.onnxruntime stands in for onnxruntime, which the tests do without."""
-    monkeypatch.setitem(sys.modules, "onnxruntime", caesura.onnxruntime)
+def export_step(path):
+    """Writes the step of a small net with the inputs x and t; returns its session."""
     net = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (float[N,2] x) => (float[N,2] y) <float[2,2] w = {0.1, 0, 0, 0.1}> { y = MatMul (x, w) }""")
     session = caesura.TrainingSession(net, loss="cross_entropy", target="t", optimizer=caesura.optim.AdamW(lr=0.1))
-    session.export_training(tmp_path / "step.onnx")
+    session.export_training(path)
+    return session
+
+
+@pytest.mark.skipif(shutil.which("train_in_onnxruntime") is None,
+                    reason="onnxruntime's C++ headers were not there when the examples were built, or they are not on PATH")
+def test_an_exported_step_trains_in_onnxruntimes_cpp(tmp_path):
+    export_step(tmp_path / "step.onnx")
+    losses = [float(line) for line in run(tmp_path, "train_in_onnxruntime", tmp_path / "step.onnx").split()]
+    assert len(losses) == 40 and losses[-1] < 0.3 * losses[0]
+
+
+def test_an_exported_step_trains_in_onnxruntime(tmp_path, monkeypatch):
+    """caesura.onnxruntime stands in for onnxruntime, which the tests do without."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", caesura.onnxruntime)
+    session = export_step(tmp_path / "step.onnx")
     x = np.random.default_rng(0).standard_normal((48, 2)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, t=(x[:, 0] > 0).astype(np.int64))
     train = runpy.run_path(str(FOLDER.parent / "exported_step" / "train_in_onnxruntime.py"))["train"]
