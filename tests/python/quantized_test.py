@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """caesura.quantized: layers whose weights stay packed, in eager, under wrap and compile_step; GGUF files, whole and damaged."""
 
+import copy
+import os
+
 import numpy as np
 import pytest
 
@@ -182,10 +185,31 @@ def test_damaged_gguf_files_are_refused(tmp_path):
     damaged.write_bytes(whole[:tensor.data_offset] + b"\x00\x7c" + whole[tensor.data_offset + 2:])  # infinity in a block's scale
     with pytest.raises(ValueError, match=rf"'blk.0.attn_v.weight', which begins at byte {tensor.data_offset}: the scale of row 0, block 0"):
         caesura.quantized.load_gguf(llama(), damaged)
-    names = [at for at in range(4, 400, 33)]
-    for at in names:  # sizes, names and types in the header
-        damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1:])
+    many = whole.index(b"llama.block_count") + len("llama.block_count") + 4  # after the type of the number
+    damaged.write_bytes(whole[:many] + b"\xff\xff\xff\x7f" + whole[many + 4:])
+    with pytest.raises(ValueError, match="damaged.gguf.*llama.block_count is 2147483647, and there are 11 tensors"):
+        caesura.quantized.load_gguf(llama(), damaged)
+
+
+def test_gguf_files_with_any_changes_are_read_or_refused(tmp_path):
+    """Changed sizes, names, types and numbers end in an error that names the file, or in weights that the file has."""
+    gguf = pytest.importorskip("gguf")
+    path, rng, module = tmp_path / "changed.gguf", np.random.default_rng(0), llama()
+    write_gguf(gguf, path)
+    whole = path.read_bytes()
+    header = min(tensor.data_offset for tensor in gguf.GGUFReader(path).tensors)
+    refused = 0
+    for _ in range(3000 if os.environ.get("CAESURA_LONG") else 100):
+        changed = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(0, header if rng.random() < 0.9 else len(changed)))
+            number = int(rng.choice(np.int64([0, 1, -1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1]))).to_bytes(8, "little", signed=True)
+            new = [bytes([changed[at] ^ 1 << int(rng.integers(8))]), rng.bytes(1), number, b""][rng.integers(4)]
+            changed[at:at + max(len(new), 1)] = new
+        path.write_bytes(changed)
         try:
-            caesura.quantized.load_gguf(llama(), damaged)
-        except (ValueError, NotImplementedError):
-            pass
+            caesura.quantized.load_gguf(copy.deepcopy(module), path)
+        except (ValueError, NotImplementedError) as error:
+            refused += 1
+            assert "changed.gguf" in str(error)
+    assert refused > 50

@@ -131,7 +131,8 @@ def _packed(kind: str, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     flat = scales == 0  # all elements of such a block are `least`
     q[flat] = 0
     scales = np.where(flat, np.float32(1), scales)
-    return q, scales, -least / scales
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its place
+        return q, scales, -least / scales
 
 
 _BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # of a block
@@ -153,6 +154,8 @@ class _File:
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
             self.architecture = reader.fields["general.architecture"].contents()
             self.blocks = int(self._number(reader, "block_count"))
+            if not 0 <= self.blocks <= len(self.tensors):  # gguf would make a name for each tensor of each block
+                raise ValueError(f"{self.architecture}.block_count is {self.blocks}, and there are {len(self.tensors)} tensors")
             heads = self._number(reader, "attention.head_count")
             self.heads = {"attn_q": heads, "attn_k": self._number(reader, "attention.head_count_kv", heads)}
         except Exception as error:  # gguf reads what is there: a damaged file raises many kinds
