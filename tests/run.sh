@@ -110,7 +110,7 @@ input_sanitizer() {
 
 # Each fuzz target on its seeds and on a fixed number of changed ones (tests/fuzz/README.md).
 fuzz_seeds() {
-  local targets=(fuzz_model fuzz_checkpoint fuzz_snapshot fuzz_npz fuzz_safetensors fuzz_dlpack)
+  local targets=(fuzz_model fuzz_checkpoint fuzz_snapshot fuzz_npz fuzz_safetensors fuzz_adapter fuzz_dlpack)
   sanitized build-asan address,undefined "${targets[@]}" &&
     ctest_in build-asan -R "^($(IFS='|'; echo "${targets[*]}"))\$"
 }

@@ -195,6 +195,22 @@ def checkpoints():
     }
 
 
+def adapters():
+    """Configuration, a zero byte, and matrices, as PEFT has them."""
+    def folder(kind, matrices, **options):
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": False, "rank_pattern": {}, "bias": "none"} | options
+        tensors = {f"base_model.model.{name}.weight": (kind, value) for name, value in matrices.items()}
+        return json.dumps(config).encode() + b"\0" + safetensors(tensors, {"format": "pt"})
+
+    ramp = np.arange(6, dtype=np.float32)
+    whole = {"net.fc.lora_A": ramp.reshape(2, 3), "net.fc.lora_B": ramp[:2].reshape(1, 2)}
+    halves = {name: value.astype(np.float16) for name, value in whole.items()}
+    return {"whole": folder("F32", whole), "halves": folder("F16", halves),
+            "two_layers": folder("F32", whole | {name.replace("fc", "out"): value for name, value in whole.items()}),
+            "no_b": folder("F32", {"net.fc.lora_A": ramp.reshape(2, 3)}), "dora": folder("F32", whole, use_dora=True),
+            "rank": folder("F32", whole, r=3)}
+
+
 def arrays():
     seeds = {}
     kinds = ["<f4", ">f8", "<f2", "|i1", "|u1", "<i2", ">i4", "<i8", "<u8", "|b1", "<c8", "<U3"]
@@ -235,6 +251,7 @@ def main():
     write("kernels", kernel_inputs())
     write("safetensors", tensor_files())
     write("checkpoint", checkpoints())
+    write("adapter", adapters())
     write("snapshot", snapshot_changes())
     write("npz", arrays())
     write("dlpack", exchanged_tensors())

@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seconds=${1:?usage: tests/fuzz/run.sh SECONDS [TARGET...]}
 shift
 targets=("$@")
-[[ $# -gt 0 ]] || targets=(model kernels checkpoint snapshot npz safetensors dlpack)
+[[ $# -gt 0 ]] || targets=(model kernels checkpoint snapshot npz safetensors adapter dlpack)
 build=build-fuzz
 clang=19
 

@@ -42,8 +42,8 @@ bool IsUnused(const Json& value) {
          (value.is_structured() && value.empty());
 }
 
-Status ReadConfig(const std::string& path, Adapter* adapter) try {
-  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(PosixFileSystem(), path, kMaxConfigBytes));
+Status ReadConfig(const std::string& path, FileSystem& files, Adapter* adapter) try {
+  ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(files, path, kMaxConfigBytes));
   const Json config = Json::parse(text);
   if (!config.is_object()) return InvalidModel("'" + path + "' holds no JSON object");
   const std::string type = config.value("peft_type", std::string());
@@ -95,10 +95,14 @@ Status SaveAdapter(const Adapter& adapter, const std::string& folder) {
 }
 
 Result<Adapter> ReadAdapter(const std::string& folder) {
+  return ReadAdapter(folder, PosixFileSystem());
+}
+
+Result<Adapter> ReadAdapter(const std::string& folder, FileSystem& files) {
   Adapter adapter;
-  RETURN_IF_ERROR(ReadConfig(ConfigPath(folder), &adapter));
+  RETURN_IF_ERROR(ReadConfig(ConfigPath(folder), files, &adapter));
   const std::string path = TensorPath(folder);
-  ASSIGN_OR_RETURN(TensorFile file, ReadSafetensors(path));
+  ASSIGN_OR_RETURN(TensorFile file, ReadSafetensors(path, files));
   for (auto& [name, tensor] : file.tensors) {
     const auto [layer, is_a] = LayerOf(name);
     if (layer.empty())

@@ -16,6 +16,8 @@
 
 namespace caesura {
 
+class FileSystem;  // core/files/file_system.h
+
 // Writes the folder, which is made where there is none. Each of the two files is replaced as a
 // whole.
 Status SaveAdapter(const Adapter& adapter, const std::string& folder);
@@ -25,6 +27,8 @@ Status SaveAdapter(const Adapter& adapter, const std::string& folder);
 // have in an adapter and this has not: DoRA, rank-stabilised scaling, ranks and alphas by layer,
 // biases, modules that were saved as a whole, adapters of other kinds.
 Result<Adapter> ReadAdapter(const std::string& folder);
+// The same on another file system.
+Result<Adapter> ReadAdapter(const std::string& folder, FileSystem& files);
 
 }  // namespace caesura
 
