@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures an optimizer's step: caesura.fuse beside PyTorch's own, as it is by default, with foreach and with fused.
+"""Measures an optimizer's step: caesura.fuse beside PyTorch's own, as it is by default, with foreach and with fused. And the
+clipping before it: caesura.clip_grad_norm_ beside torch.nn.utils.clip_grad_norm_.
 
     OMP_NUM_THREADS=1 python benchmarks/fused_updates.py [--rounds 15] [--only REGEX]
 
@@ -10,6 +11,7 @@ the best of PyTorch's in the same round.
 """
 
 import argparse
+import functools
 import re
 import statistics
 import time
@@ -22,21 +24,31 @@ SETS = {"tiny": ([(64, 16), (64,), (4, 64), (4,)], 400), "many": ([(64,), (64, 6
 KINDS = {"AdamW": (torch.optim.AdamW, {"lr": 1e-4}), "SGD, momentum": (torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9}),
          "Adagrad": (torch.optim.Adagrad, {"lr": 1e-4}), "RMSprop": (torch.optim.RMSprop, {"lr": 1e-4})}
 VARIANTS = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}, "ours": {}}
+CLIPPING = {"default": torch.nn.utils.clip_grad_norm_, "ours": caesura.clip_grad_norm_}
 
 
-def variants(kind, options, shapes):
-    """Name to an optimizer whose parameters have gradients; without those that the class does not have."""
+def parameters(shapes):
+    given = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in given:
+        p.grad = torch.randn_like(p)
+    return given
+
+
+def steps_of(kind, options, shapes):
+    """Name to an optimizer's step; without those that the class does not have."""
     made = {}
     for name, more in VARIANTS.items():
-        given = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
         try:
-            made[name] = kind(given, **options, **more)
+            made[name] = kind(parameters(shapes), **options, **more)
         except (TypeError, RuntimeError):
             continue
-        for p in given:
-            p.grad = torch.randn_like(p)
     caesura.fuse(made["ours"])
-    return made
+    return {name: optimizer.step for name, optimizer in made.items()}
+
+
+def clipping_of(max_norm, shapes):
+    """Name to a call that clips gradients."""
+    return {name: functools.partial(clip, parameters(shapes), max_norm) for name, clip in CLIPPING.items()}
 
 
 def main():
@@ -45,17 +57,19 @@ def main():
     parser.add_argument("--only", default=".")
     given = parser.parse_args()
     print(f"microseconds of CPU time a step, medians of {given.rounds} rounds, {torch.get_num_threads()} thread(s)")
-    for title, (kind, options) in KINDS.items():
+    kinds = {title: functools.partial(steps_of, *kind) for title, kind in KINDS.items()}
+    kinds |= {"clip": functools.partial(clipping_of, 1e-3), "norm alone": functools.partial(clipping_of, 1e9)}
+    for title, variants in kinds.items():
         for label, (shapes, steps) in SETS.items():
             if not re.search(given.only, f"{title} {label}"):
                 continue
-            made = variants(kind, options, shapes)
+            made = variants(shapes)
             times = {name: [] for name in made}
             for round_ in range(-2, given.rounds):
-                for name, optimizer in made.items():
+                for name, call in made.items():
                     began = time.process_time()
                     for _ in range(steps):
-                        optimizer.step()
+                        call()
                     if round_ >= 0:
                         times[name].append((time.process_time() - began) / steps * 1e6)
             best = min((name for name in made if name != "ours"), key=lambda name: statistics.median(times[name]))

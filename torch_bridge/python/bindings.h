@@ -147,6 +147,7 @@ void BindGradient(nanobind::module_& m);   // gradient.cc
 void BindLora(nanobind::module_& m);       // lora.cc
 void BindTraining(nanobind::module_& m);   // training_session.cc
 void BindStepCall(nanobind::module_& m);   // step_call.cc
+void BindClip(nanobind::module_& m);       // clip.cc
 void BindSplit(nanobind::module_& m);      // split_module.cc
 void BindProgram(nanobind::module_& m);    // program.cc
 void BindRecording(nanobind::module_& m);  // recording.cc

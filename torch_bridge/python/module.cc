@@ -243,6 +243,7 @@ NB_MODULE(_core, m) {
   caesura::python::BindLora(m);
   caesura::python::BindTraining(m);
   caesura::python::BindStepCall(m);
+  caesura::python::BindClip(m);
   caesura::python::BindSplit(m);
   caesura::python::BindProgram(m);
   caesura::python::BindRecording(m);

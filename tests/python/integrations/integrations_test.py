@@ -142,6 +142,14 @@ def test_lightning_runs_as_eager(lightning, tmp_path, kind):
     torch.testing.assert_close(ours.state_dict(), plain.state_dict(), **EXACT)
 
 
+def test_lightning_clips_in_caesura(lightning, tmp_path, monkeypatch):
+    plain, ours = task(lightning), task(lightning)
+    trainer(lightning, tmp_path, gradient_clip_val=0.05).fit(plain, batches(), batches())
+    monkeypatch.delattr(torch.nn.utils, "clip_grad_norm_")
+    trainer(lightning, tmp_path, [lightning_callback()], gradient_clip_val=0.05).fit(ours, batches(), batches())
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_lightning_evaluates_in_caesura(lightning, tmp_path, stage):
     plain, ours = task(lightning), task(lightning)

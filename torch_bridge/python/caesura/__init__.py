@@ -33,6 +33,7 @@ from caesura.sessions.split import SplitModule
 from caesura.sessions.training import TrainingSession
 
 if TYPE_CHECKING:  # type checkers and editors look here, since the names are looked up at run time
+    from caesura.frontends.clip import clip_grad_norm_
     from caesura.frontends.compile_step import CompiledStep, compile_step
     from caesura.frontends.export import load
     from caesura.frontends.fuse import fuse
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # type checkers and editors look here, since the names are lo
 # Names that need PyTorch, and the modules that have them.
 _WITH_TORCH = {
     "CompiledStep": "caesura.frontends.compile_step",
+    "clip_grad_norm_": "caesura.frontends.clip",
     "compile_step": "caesura.frontends.compile_step",
     "fuse": "caesura.frontends.fuse",
     "load": "caesura.frontends.export",
@@ -48,7 +50,8 @@ _WITH_TORCH = {
 }
 __all__ = [
     "CompiledStep", "Error", "FallbackWarning", "RankFailure", "Ranks", "SplitModule", "StepRefused", "StrictError",
-    "Suspended", "TrainingSession", "compile_step", "fuse", "gradient", "load", "lora", "profile", "stats", "strict", "wrap",
+    "Suspended", "TrainingSession", "clip_grad_norm_", "compile_step", "fuse", "gradient", "load", "lora", "profile", "stats", "strict",
+    "wrap",
 ]
 __version__: str = _core.__version__  # type: ignore[attr-defined]
 

@@ -16,6 +16,7 @@ except ImportError:  # the same under the older distribution's name
     from pytorch_lightning.plugins.precision import MixedPrecision, Precision  # type: ignore[assignment]
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy  # type: ignore[assignment]
 
+from caesura.frontends.clip import clip_grad_norm_
 from caesura.frontends.compile_step import CompiledStep, compile_step
 from caesura.frontends.fuse import fuse
 from caesura.integrations.in_place import unwrapped, wrap_in_place
@@ -30,7 +31,7 @@ class CaesuraCallback(Callback):
     The callback wraps each module that the LightningModule has as an attribute and that has parameters, as
     caesura.wrap() says; lists and dicts of modules are wrapped item by item. It also wraps the LightningModule's own
     `forward`, except where the strategy trains through another module (DDP). Steps of the optimizers become one call, as
-    caesura.fuse() says. Losses and metrics run in PyTorch.
+    caesura.fuse() says, and so does clipping by norm, as caesura.clip_grad_norm_() says. Losses and metrics run in PyTorch.
 
     The names in checkpoints stay the same, so training resumes with or without the callback. The modules stay wrapped
     after the run. Calls without a kernel warn; `with caesura.strict(): trainer.fit(...)` forbids them.
@@ -59,9 +60,16 @@ class CaesuraCallback(Callback):
                 wrap_in_place(module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fuses the optimizers; Lightning calls it when they have the state that a run goes on from."""
+        """Fuses the optimizers, and clipping; Lightning calls it when they have the state that a run goes on from."""
         for optimizer in trainer.optimizers:
             fuse(optimizer)
+        precision: Any = trainer.precision_plugin
+
+        def clip_grad_by_norm(optimizer: torch.optim.Optimizer, clip_val: float) -> None:
+            clip_grad_norm_(precision.main_params(optimizer), clip_val)
+
+        if type(precision).clip_grad_by_norm is Precision.clip_grad_by_norm:  # not of FSDP, whose gradients are parts
+            precision.clip_grad_by_norm = clip_grad_by_norm
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
 
