@@ -103,13 +103,15 @@ def test_dropout_with_masks_of_pytorch(tmp_path):
     equal(ours, plain)
 
 
-def test_bfloat16(tmp_path):
-    plain, ours = (trainer(tmp_path, kind, bf16=True) for kind in (transformers.Trainer, CaesuraTrainer))
+@pytest.mark.parametrize("options", [{}, {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2}], ids=["plain", "smoothed"])
+def test_bfloat16(tmp_path, options):
+    plain, ours = (trainer(tmp_path, kind, bf16=True, **options) for kind in (transformers.Trainer, CaesuraTrainer))
     plain.train()
     ours.train()
-    assert "bf16" in ours.refused  # by wrap
+    assert ours.refused is None
     for one, other in zip(logged(ours, "loss", "grad_norm"), logged(plain, "loss", "grad_norm"), strict=True):
-        assert one == pytest.approx(other, rel=2e-2)  # 8 bits, 0.4%
+        assert one == pytest.approx(other, rel=4e-3)  # of 8 bits, 0.4%
+    assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=4e-3)
 
 
 def test_texts_of_many_lengths(tmp_path):

@@ -8,16 +8,20 @@ from typing import Any, Optional
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import DistributedType, DynamoBackend
+from accelerate.utils import DDPCommunicationHookType, DistributedType, DynamoBackend
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from caesura.capture.sources import forward_has_target, take_target
 from caesura.frontends import compile_step as frontend
 from caesura.frontends.compile_step import CompiledStep
 from caesura.integrations.in_place import unwrapped, wrap_in_place
 from caesura.integrations.whole_step import WholeStep
+from caesura.ranks import Ranks
 
 __all__ = ["AcceleratedStep", "compile_step"]
+
+_EXCHANGED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)  # a step's ranks exchange gradients in these
 
 
 def compile_step(accelerator: Accelerator, model: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
@@ -56,8 +60,9 @@ def compile_step(accelerator: Accelerator, model: torch.nn.Module, loss_fn: Opti
 class AcceleratedStep:
     """A training step of an Accelerator's loop; compile_step() makes it.
 
-    A call takes the model's arguments, and the target last if there is a loss function. It returns the loss of the batch, without a
-    gradient, and updates where accelerator.sync_gradients is true after it.
+    A call takes the model's arguments, and the target last (or as ``target=...``) if there is a loss function. It returns the loss of
+    the batch, without a gradient, and updates where accelerator.sync_gradients is true after it. With several processes the loss of
+    a call that updates is the mean of theirs; that of another one is this process's.
 
     Where that cannot be one program, a FallbackWarning tells why, and calls do the same by wrap() and fuse(). `refused` has the
     reason; None: there is none.
@@ -75,13 +80,15 @@ class AcceleratedStep:
     def __init__(self, accelerator: Accelerator, model: torch.nn.Module, loss_fn: Optional[Callable[[Any, Any], torch.Tensor]],
                  optimizer: AcceleratedOptimizer, clip_norm: float, options: dict[str, Any]) -> None:
         self.accelerator, self.model, self.loss_fn, self.optimizer, self.clip_norm = accelerator, model, loss_fn, optimizer, clip_norm
-        plain = unwrapped(model)
         wrap_in_place(model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model)
+        plain = unwrapped(model)
 
         def make(count: int) -> CompiledStep:
-            return frontend.compile_step(plain, loss_fn, optimizer.optimizer, clip_norm=clip_norm, accumulation_steps=count, **options)
+            return frontend.compile_step(plain, loss_fn, optimizer.optimizer, clip_norm=clip_norm, accumulation_steps=count,
+                                         **{"ranks": ranks_of(model), **options})
 
-        self._whole = WholeStep("AcceleratedStep", [optimizer.optimizer], make, self._why_not())
+        self._forward_has_target = forward_has_target(plain)
+        self._whole = WholeStep("AcceleratedStep", [optimizer.optimizer], make, why_not(accelerator))
         accelerator.register_save_state_pre_hook(self._save_sums)
         accelerator.register_load_state_pre_hook(self._load_sums)
 
@@ -129,21 +136,32 @@ class AcceleratedStep:
             out = self.model(*args, **kwargs)
             loss = out if isinstance(out, torch.Tensor) else out["loss"] if isinstance(out, dict) else out.loss
         else:
-            loss = self.loss_fn(self.model(*args[:-1], **kwargs), args[-1])
+            args, kwargs, target = take_target(self._forward_has_target, args, kwargs)
+            loss = self.loss_fn(self.model(*args, **kwargs), target)
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients and self.clip_norm:
             self._whole.gradient_norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip_norm))
         return loss.detach()
 
-    def _why_not(self) -> Optional[str]:
-        """What a compiled step does not allow; None if there is nothing."""
-        kind = self.accelerator.distributed_type
-        if kind != DistributedType.NO:
-            return f"the model is distributed by {kind.value.lower()}"
-        if self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
-            return f"dynamo_backend={self.accelerator.state.dynamo_plugin.backend.value.lower()!r} gives the model to torch.compile"
-        if self.accelerator.scaler is not None:
-            return "mixed_precision='fp16' scales the loss in PyTorch"
-        if self.accelerator.native_amp:
-            return "mixed_precision='bf16' replaces the model's forward by one with autocast"
-        return None
+
+def ranks_of(model: torch.nn.Module) -> Ranks:
+    """The ranks that exchange gradients in the place of an Accelerator's DistributedDataParallel."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return Ranks(model.process_group, broadcast_buffers=model.broadcast_buffers)
+    return Ranks("alone")
+
+
+def why_not(accelerator: Accelerator) -> Optional[str]:
+    """What of an Accelerator a compiled step does not allow; None if there is nothing."""
+    kind = accelerator.distributed_type
+    if kind not in _EXCHANGED:
+        return f"the model is distributed by {kind.value.lower()}"
+    if getattr(accelerator, "parallelism_config", None) is not None:
+        return "parallelism_config divides a batch or the model"
+    if accelerator.ddp_handler is not None and accelerator.ddp_handler.comm_hook != DDPCommunicationHookType.NO:
+        return f"comm_hook={accelerator.ddp_handler.comm_hook.value!r} exchanges gradients for DistributedDataParallel"
+    if accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+        return f"dynamo_backend={accelerator.state.dynamo_plugin.backend.value.lower()!r} gives the model to torch.compile"
+    if accelerator.native_amp and accelerator.mixed_precision != "bf16":
+        return f"mixed_precision={accelerator.mixed_precision!r} scales numbers in PyTorch"
+    return None

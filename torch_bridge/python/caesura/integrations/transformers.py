@@ -7,12 +7,12 @@ from typing import Any, Optional
 
 import torch
 import transformers
-from accelerate.utils import DistributedType
 from transformers.trainer_utils import has_length
 from transformers.training_args import OptimizerNames
 
 from caesura.frontends.compile_step import CompiledStep, compile_step
 from caesura.frontends.fuse import fuse
+from caesura.integrations.accelerate import ranks_of, why_not
 from caesura.integrations.in_place import unwrapped, wrap_in_place
 from caesura.integrations.whole_step import WholeStep
 
@@ -128,13 +128,14 @@ class CaesuraMixin:
         return (loss / count).to(device)
 
     def _arguments(self, inputs: Any, items: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the compiled step. It takes the mean of `count` batches' gradients, the Trainer their sum where the
-        loss is divided by the items of all of them."""
+        """The arguments of the compiled step. It takes the mean of `count` batches' and all ranks' gradients, the Trainer their sum
+        where the loss is divided by the items of all of them."""
         if not self._calls_model:
             return (inputs, items), {}
         if not self.model_accepts_loss_kwargs or items is None:
             return (), dict(inputs)
-        return (), {**inputs, "num_items_in_batch": items if count == 1 else torch.as_tensor(items) / count}
+        parts = count * (self.accelerator.num_processes if self.args.average_tokens_across_devices else 1)
+        return (), {**inputs, "num_items_in_batch": items if parts == 1 else torch.as_tensor(items) / parts}
 
     def _make_whole(self, model: torch.nn.Module) -> WholeStep:
         computes = type(self).compute_loss is not transformers.Trainer.compute_loss
@@ -144,7 +145,7 @@ class CaesuraMixin:
         def make(count: int) -> CompiledStep:
             module = plain if self._calls_model else _ComputedLoss(self, plain, count)
             return compile_step(module, None, optimizer, clip_norm=self.args.max_grad_norm or math.inf, accumulation_steps=count,
-                                **self._step_options)
+                                **{"ranks": ranks_of(model), **self._step_options})
 
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             return clip(*args, **kwargs) if whole.refused is not None else torch.tensor(whole.gradient_norm)
@@ -156,24 +157,16 @@ class CaesuraMixin:
 
     def _why_not(self) -> Optional[str]:
         """The argument that a compiled step does not allow; None if there is none."""
-        args, kind = self.args, self.accelerator.distributed_type
-        if kind != DistributedType.NO:
-            return f"the Trainer's model is distributed by {kind.value.lower()}"
+        args = self.args
         if args.n_gpu > 1:
             return f"DataParallel over {args.n_gpu} GPUs: start a process for each"
-        if self.accelerator.scaler is not None:
-            return "fp16=True scales the loss in PyTorch"
-        if self.accelerator.native_amp:
-            return "bf16=True replaces the model's forward by one with autocast"
         if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
             return f"optim={args.optim.value!r} updates in the backward"
-        if getattr(self.accelerator, "parallelism_config", None) is not None:
-            return "parallelism_config divides a batch or the model"
         if args.torch_compile:
             return "torch_compile=True gives the model to torch.compile"
         if args.gradient_accumulation_steps > 1 and not has_length(self.callback_handler.train_dataloader):
             return f"gradient_accumulation_steps={args.gradient_accumulation_steps} with a data set of unknown length"
-        return None
+        return why_not(self.accelerator)
 
 
 class _ComputedLoss(torch.nn.Module):
