@@ -256,3 +256,24 @@ def test_a_draw_like_a_tensor_is_made_on_its_device():
     draw = Draw(graph.call_function(torch.ops.aten.rand_like.default, (given,)), given)
     drawn = draw()
     assert drawn.device.type == "meta" and drawn.shape == (2, 3)
+
+
+def test_a_forward_that_sets_an_attribute_back_draws_past_dynamo(monkeypatch):
+    class Busy(Net):
+        def forward(self, x):
+            self.is_busy = True  # as transformers' models do around their layers
+            loss = F.mse_loss(self.last(F.dropout(torch.tanh(self.first(x)))), x)
+            self.is_busy = False
+            return loss
+
+    plain = Busy(None)
+    ours = copy.deepcopy(plain)
+    step = caesura.compile_step(ours, None, sgd(ours), masks="pytorch")
+    data = [(torch.randn(4, 2),) for _ in range(8)]
+    start = copy.deepcopy(plain.state_dict())
+    expected = run(in_eager(plain), data)
+    run(step, data[:3])
+    ours.load_state_dict(start)
+    monkeypatch.setattr(step, "_first", lambda *args, **kwargs: pytest.fail("Dynamo was asked"))
+    losses = run(step, data)
+    assert losses[0] == pytest.approx(expected[0], rel=1e-5) and losses[1] == expected[1]

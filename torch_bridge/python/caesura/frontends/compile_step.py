@@ -435,7 +435,8 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         program, _, counters, _ = self._ran
         guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
         traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__, take_target.__code__}), None  # they are ours
-        has_key = key is not None and places is not None and program.is_kept and not counters
+        is_kept = program.is_keyed and not program.draws  # which the disk does not hold
+        has_key = key is not None and places is not None and not counters and (is_kept or program.is_keyed and guards is None)
         if has_key:
             before, key = key.text, self._key(args, kwargs)
             text = key.follow(traced) if key is not None and key.text == before else None
@@ -449,7 +450,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         self._keep(open_call(self, program, sources, None if text else guards, key if text else None, counters))
         if text:
             program.key, program.traced, program.places = text, traced, places
-            if key.fits(program):
+            if is_kept and key.fits(program):
                 compiled_steps.store(key, program)
 
     def _keep(self, call: Any) -> None:

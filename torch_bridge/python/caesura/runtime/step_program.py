@@ -243,7 +243,7 @@ class CapturedStep(StepProgram):
         self.code = TracingContext.get().traced_code
         values = (n.meta["val"] for n in self.placeholders)
         fixed = all(isinstance(v, torch.Tensor) and all(type(d) is int for d in v.shape) for v in values)
-        self.is_kept = keyed and fixed and len(self.outputs) == 1 and not self.is_parallel
+        self.is_keyed = keyed and fixed and len(self.outputs) == 1 and not self.is_parallel  # a StepKey tells its calls
         self._writes = None  # what _written() gives
         self.arguments = []  # (position, what it becomes) of tensors that are written to and are not the module's
 
@@ -316,7 +316,7 @@ class CapturedStep(StepProgram):
         if self._writes is None:  # once: the import removes nodes that this looks at
             self._writes = self._written(values, name_of)
             self.leaves_results |= bool(self.arguments)
-            self.is_kept &= not self.arguments
+            self.is_keyed &= not self.arguments
         kept, writes, norms = self._writes
         groups, self.rank_parts = owner._ranks.take_parts({name_of[id(v)]: v for _, _, v in tensors})
         has_dtensors = any(is_dtensor(v) for _, _, v in tensors)
@@ -342,7 +342,7 @@ class CapturedStep(StepProgram):
         # Another process would not report PyTorch's calls, nor notice parameters that do not train or whose optimizer refuses.
         self.draws = importer.draws
         read = {name for node in with_bodies(model.graph.node) for name in node.input} | {draw.name for draw in self.draws}
-        self.is_kept = self.is_kept and not self.draws and not calls_pytorch(model) and not any(
+        self.is_keyed = self.is_keyed and not calls_pytorch(model) and not any(
             v.is_complex() or (id(v) in recipe.trained and (i not in self.reached or i in self.sparse)) for i, _, v in tensors)
         self.feeds += [(number_input(i), i) for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self.feeds = [(name, i) for name, i in self.feeds if name in read]
