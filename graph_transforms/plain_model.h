@@ -16,7 +16,7 @@ namespace caesura {
 // the names of the graph's outputs from here on. Fails as WriteInStandardOps does.
 Status MakePlain(Model& model, const std::vector<std::string>& outputs);
 
-// What GradientModel returns, in ONNX's operators; initializers among GradientModelOptions::by
+// Returns what GradientModel does, in ONNX's operators; initializers among GradientModelOptions::by
 // become inputs that have them as defaults. Fails with kUnsupported, too, where nodes have
 // no body in them; all of these are listed.
 Result<Model> PlainGradientModel(const Model& model, const GradientModelOptions& options);

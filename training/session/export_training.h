@@ -20,7 +20,7 @@ enum class TrainingPart : uint8_t {
   kGradients,   // the loss and the gradients; what follows them is the reader's
 };
 
-// What a file computes, and in which operators.
+// A file: what it computes, and in which operators.
 struct TrainingExport {
   TrainingPart part = TrainingPart::kStep;
   // The version of ONNX's operators (LowerOpset), from kOldestOpset on; the IR version is the one

@@ -157,7 +157,7 @@ class TrainingSession {
  private:
   explicit TrainingSession(TrainingOptions options);
   Status Prepare(Model model);
-  // What comes before the ranks join.
+  // Takes other ranks, or none; Join comes next.
   Status ReplaceRanks(std::shared_ptr<Communicator> communicator);
 
   const TrainingOptions options_;

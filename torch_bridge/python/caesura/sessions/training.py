@@ -446,12 +446,10 @@ class TrainingSession(FallsBack):
             what: "step"; "accumulate": the micro-steps that only add their gradients, where `accumulation_steps` is not 1
                 (these and their "step" have the input "caesura.reset", a bool: the first of an update); "gradients": the
                 loss and "gradient.NAME" of each parameter, without an update.
-            opset: the version of ONNX's operators, from 13 on, for an older runtime; 0: the lowest from 17 on that has all of
-                them in their newest form.
+            opset: that of the file, from 13 on, for an older runtime; 0: the lowest from 17 on that has all operators as newest.
 
         Raises:
-            NotImplementedError: ONNX, or this `opset`, has no operators for nodes of the step; all of them are listed, and
-                nothing is written.
+            NotImplementedError: the opset has no operators for nodes, all of which are listed; nothing is written.
             ValueError: `what` or `opset` is none of these.
 
         Example::
