@@ -91,6 +91,25 @@ def test_options_that_go_by_compile_step(tmp_path, options):
     equal(ours, plain)
 
 
+class Silent(Task):
+    """Logs nothing."""
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].item())
+
+
+def test_steps_that_log_nothing_go_the_short_way(tmp_path):
+    """Also after an evaluation, for which the modules are wrapped."""
+    before, tasks = caesura.stats(), (Silent(), Silent())
+    fit(tmp_path, tasks[0], strategy())
+    fit(tmp_path, tasks[1], "auto")
+    assert tasks[0].losses == pytest.approx(tasks[1].losses, rel=2e-5) and len(tasks[0].losses) == 14
+    assert not [detour for detour in (caesura.stats() - before).detours if detour[0].startswith("calls of the step")]
+
+
 def test_bfloat16(tmp_path):
     plain, ours, own = Task(), Task(), strategy()
     fit(tmp_path, plain, "auto", precision="bf16-mixed")

@@ -142,6 +142,7 @@ class _ByCompiledStep:
         super().__init__(*args, **kwargs)
         self._step_options = dict(step_options or {})
         self._whole: Optional[WholeStep] = None
+        self._wrapped: list[tuple[torch.nn.Module, type, type]] = []  # each module, its class, and that of the plain one
         self._updates = self._has_trained = False
         self._sums: Optional[dict[str, Any]] = None  # of a checkpoint, until training begins
 
@@ -154,6 +155,8 @@ class _ByCompiledStep:
         """Sets up as the strategy does, and wraps the modules, for evaluation."""
         super().setup(trainer)  # type: ignore[misc]
         _wrap_called(trainer, self.lightning_module)
+        modules = [(module, type(module), type(unwrapped(module))) for module in self.lightning_module.modules()]
+        self._wrapped = [(module, kind, plain) for module, kind, plain in modules if plain is not kind]
 
     def on_train_start(self) -> None:
         """Lightning calls it when the optimizers have the state that a run goes on from."""
@@ -187,12 +190,17 @@ class _ByCompiledStep:
         part.logged, part.extra = [], {}
         if len(args) > 1 and not part.reads_index:
             args = (args[0], 0, *args[2:])  # calls that differ in nothing go the short way
+        assert self._whole is not None  # since on_train_start()
+        wrapped = self._wrapped if self._whole.refused is None else []
+        for module, _, plain in wrapped:  # a step captured from wrapped modules would go the long way
+            module.__class__ = plain
         vars(task)["log"] = part.log
         try:
-            assert self._whole is not None  # since on_train_start()
             return self._whole.train(task.trainer.accumulate_grad_batches, self._updates, *args, **kwargs)
         finally:
             del vars(task)["log"]
+            for module, kind, _ in wrapped:
+                module.__class__ = kind
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Leaves out the backward that training_step() has done; hooks around it are called."""
