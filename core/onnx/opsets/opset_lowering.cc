@@ -55,7 +55,7 @@ bool WriteOlder(NodeRewrite& r, int opset) {
   const std::string op_type = r.node().op_type();
   if (op_type == "Split") {
     if (!SplitEqually(r)) return false;
-  } else if (op_type.rfind("Reduce", 0) == 0) {
+  } else if (op_type.starts_with("Reduce")) {
     if (!ReduceBoolsAsIntegers(r)) return false;
     if (r.was_replaced()) return true;
     if (opset < kAxesAreInputs && !AxesToAttribute(r)) return false;
