@@ -173,7 +173,7 @@ class C10dGroup : public Communicator {
         exchange.kind = Kind::kAllToAll;
         work = Begin(exchange, input, output);
       } else if (collective.kind == Kind::kAllGather && is_gloo_) {
-        // Gloo's own takes more than twice as long: PyTorch copies its output.
+        // Gloo's own takes more than twice as long (findings/gloo_gathers_slowly.sh).
         input = input.repeat({size()});
         Collective exchange = collective;
         exchange.kind = Kind::kAllToAll;

@@ -9,7 +9,7 @@ SGD and momentum, which has one moment to divide; each rank has a batch of its o
 - eager, and eager in DDP;
 - compile_step of each rank by itself (Ranks("alone")), of both ranks, and with shard=1;
 - wrap, and DDP(wrap);
-- the all-reduce of as many bytes as the gradients have. Where ranks have all cores, no step of two ranks adds less.
+- the all-reduce of as many bytes as the gradients have: about the least that a large step adds where ranks have all cores.
 
 Steps of one rank also run on both ranks at once, so that they share the machine as the others do. It prints medians and
 quartiles of the slower rank's milliseconds; what two ranks add in a round, ours over DDP's; and the ratios of shard=1 to

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a step that TrainingSession::ExportTraining wrote, in onnxruntime alone. The model's
+// This program trains a step of TrainingSession::ExportTraining with onnxruntime only. The model's
 // inputs are x, float32 [32, 2], and the target t, int64 [32].
 //   g++ -std=c++17 train_in_onnxruntime.cc -lonnxruntime && ./a.out step.onnx
 #include <onnxruntime_cxx_api.h>

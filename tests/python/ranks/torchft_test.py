@@ -78,7 +78,7 @@ def replica(number, lighthouse, wraps, dies_at, path):
 
 
 def train(path, wraps=True, dies_at=None):
-    """What both replicas found. dies_at: the second one is killed before that step, and started again."""
+    """Returns what both replicas wrote. dies_at: the step before which the second one is killed; it is started again."""
     spawn = multiprocessing.get_context("spawn")
     server = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=1000)
 

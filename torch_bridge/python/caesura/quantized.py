@@ -179,7 +179,7 @@ class _File:
         return matrix.reshape(heads, -1, 2, *matrix.shape[1:]).swapaxes(1, 2).reshape(matrix.shape)
 
     def matrix(self, name: str) -> tuple[torch.Tensor, ...]:
-        """Returns qweight, scales and, of Q4_1, zero points; of a tensor of floats that tensor alone."""
+        """Returns qweight and scales, and Q4_1's zero points; only the tensor itself where it holds floats."""
         tensor = self.tensors[name]
         kind, shape = tensor.tensor_type.name, [int(d) for d in reversed(tensor.shape)]
         if kind in ("F32", "F16"):

@@ -152,7 +152,7 @@ def ranks_of(model: torch.nn.Module) -> Ranks:
 
 
 def why_not(accelerator: Accelerator) -> Optional[str]:
-    """What of an Accelerator a compiled step does not allow; None if there is nothing."""
+    """Returns why a compiled step cannot take the place of an Accelerator's loop; None if it can."""
     kind = accelerator.distributed_type
     if kind not in _EXCHANGED:
         return f"the model is distributed by {kind.value.lower()}"
