@@ -166,21 +166,17 @@ class C10dGroup : public Communicator {
     Started work;
     at::Tensor parts;
     try {
-      if (collective.kind == Kind::kReduceScatter && is_gloo_) {
+      Collective exchange = collective;
+      if (is_gloo_ && collective.kind == Kind::kReduceScatter) {
         // Gloo's own reduces all parts on all ranks.
+        exchange.kind = Kind::kAllToAll;
         parts = output = at::empty_like(input);
-        Collective exchange = collective;
-        exchange.kind = Kind::kAllToAll;
-        work = Begin(exchange, input, output);
-      } else if (collective.kind == Kind::kAllGather && is_gloo_) {
+      } else if (is_gloo_ && collective.kind == Kind::kAllGather) {
         // Gloo's own takes more than twice as long (findings/gloo_gathers_slowly.sh).
-        input = input.repeat({size()});
-        Collective exchange = collective;
         exchange.kind = Kind::kAllToAll;
-        work = Begin(exchange, input, output);
-      } else {
-        work = Begin(collective, input, output);
+        input = input.repeat({size()});
       }
+      work = Begin(exchange, input, output);
     } catch (const std::exception& error) {
       return RankFailure(collective.ToString() + ": " + FirstLine(error));
     }
