@@ -90,16 +90,18 @@ std::shared_ptr<int64_t> RoomOf(const GroupPtr& group) {
   return rooms.back().words;
 }
 
-// The works in flight, so that an abort can wait for their end.
+// What the works of a communicator share.
 struct InFlight {
   std::mutex mutex;
-  std::list<Started> works;
+  std::list<Started> works;  // so that an abort can wait for their end
   std::optional<std::string> aborted;
+  std::list<at::Tensor> spare;  // bytes that no work uses now
 };
 
 class C10dWork : public Work {
  public:
-  // `parts`: the ranks' parts, which become the output in Wait; undefined: the engine does it all.
+  // `parts`: each rank's part, of a reduce-scatter to be reduced in Wait; undefined: the engine
+  // does it all.
   C10dWork(Started work, const Collective& collective, at::Tensor parts,
            std::shared_ptr<InFlight> in_flight, GroupPtr group)
       : work_(std::move(work)),
@@ -115,11 +117,10 @@ class C10dWork : public Work {
     } catch (const std::exception& error) {
       return RankFailure(collective_.ToString() + ": " + FirstLine(error) + Unheard(group_));
     }
-    {
-      const std::lock_guard lock(in_flight_->mutex);
-      in_flight_->works.remove(work_);
-    }
-    if (parts_.defined()) Reduce();
+    if (parts_.defined() && collective_.kind == Kind::kReduceScatter) Reduce();
+    const std::lock_guard lock(in_flight_->mutex);
+    in_flight_->works.remove(work_);
+    if (parts_.defined()) in_flight_->spare.push_back(parts_);
     return {};
   }
 
@@ -167,14 +168,20 @@ class C10dGroup : public Communicator {
     at::Tensor parts;
     try {
       Collective exchange = collective;
-      if (is_gloo_ && collective.kind == Kind::kReduceScatter) {
-        // Gloo's own reduces all parts on all ranks.
+      // Gloo's own reduce_scatter reduces all parts on all ranks; its all_gather takes more than
+      // twice as long as its all_to_all (findings/gloo_gathers_slowly.sh).
+      if (is_gloo_ &&
+          (collective.kind == Kind::kReduceScatter || collective.kind == Kind::kAllGather)) {
         exchange.kind = Kind::kAllToAll;
-        parts = output = at::empty_like(input);
-      } else if (is_gloo_ && collective.kind == Kind::kAllGather) {
-        // Gloo's own takes more than twice as long (findings/gloo_gathers_slowly.sh).
-        exchange.kind = Kind::kAllToAll;
-        input = input.repeat({size()});
+        const auto part = collective.count * static_cast<int64_t>(DTypeSize(collective.dtype));
+        parts = TakeSpare(size() * part);
+        const at::Tensor all = parts.narrow(0, 0, size() * part).view(*type);
+        if (collective.kind == Kind::kAllGather) {
+          all.view({size(), collective.count}).copy_(input);
+          input = all;
+        } else {
+          output = all;
+        }
       }
       work = Begin(exchange, input, output);
     } catch (const std::exception& error) {
@@ -208,6 +215,23 @@ class C10dGroup : public Communicator {
   }
 
  private:
+  // At least so many bytes, which C10dWork gives back: to touch new memory takes longer than to
+  // send it.
+  at::Tensor TakeSpare(int64_t bytes) {
+    const std::lock_guard lock(in_flight_->mutex);
+    std::list<at::Tensor>& spare = in_flight_->spare;
+    auto found = std::find_if(spare.begin(), spare.end(),
+                              [&](const at::Tensor& room) { return room.numel() >= bytes; });
+    const bool fits = found != spare.end();
+    if (!fits) found = spare.begin();  // it makes way for the larger one
+    at::Tensor room;
+    if (found != spare.end()) {
+      room = std::move(*found);
+      spare.erase(found);
+    }
+    return fits ? room : at::empty({bytes}, at::kByte);
+  }
+
   Started Begin(const Collective& collective, at::Tensor& input, at::Tensor& output) {
     std::vector<at::Tensor> inputs = {input}, outputs = {output};
     const auto move = [&] {  // for what PyTorch does in place
