@@ -15,6 +15,7 @@
 #include "core/providers/cpu_provider.h"
 #include "graph_transforms/fusion/attention_fusion.h"
 #include "graph_transforms/fusion/dequantize_fusion.h"
+#include "graph_transforms/fusion/gemm_fusion.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
 #include "graph_transforms/fusion/norm_fusion.h"
 #include "graph_transforms/fusion/row_fusion.h"
@@ -128,6 +129,15 @@ PassList SimplifyPasses(std::unordered_set<std::string> changing) {
   return passes;
 }
 
+PassList PlainPasses() {
+  PassList passes = SimplifyPasses();
+  // Products, with the transposes, factors and sums around them, are Gemm, which other runtimes run
+  // as one.
+  passes.push_back(MakeGemmFusionPass());
+  passes.push_back(MakeDeadNodeEliminationPass());
+  return passes;
+}
+
 PassList StepPasses(const ProviderList& providers, std::unordered_set<std::string> changing) {
   PassList passes = SimplifyPasses(changing);
   for (auto& pass : FusionPasses(providers, std::move(changing))) passes.push_back(std::move(pass));
@@ -183,7 +193,7 @@ const std::vector<std::string>& PassNames() {
     for (const PassList& list :
          {ForwardPasses(), PrecisionPasses(DType::kBFloat16), InferencePasses(),
           SessionStepPasses({}, {.parameters = {}, .early = true, .exchanges = true}),
-          CapturedPasses({})}) {
+          CapturedPasses({}), PlainPasses()}) {
       for (const auto& pass : list) all.insert(pass->name());
     }
     return new std::vector<std::string>(all.begin(), all.end());

@@ -36,6 +36,9 @@ PassList InferencePasses(const ProviderList& providers = {});
 // `changing`: initializers that change between runs.
 PassList SimplifyPasses(std::unordered_set<std::string> changing = {});
 
+// For a model of ONNX's own operators, which other runtimes run.
+PassList PlainPasses();
+
 // For a graph that holds its backward part and optimizer already; ends with fusion.
 PassList StepPasses(const ProviderList& providers = {},
                     std::unordered_set<std::string> changing = {});

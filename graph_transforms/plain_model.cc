@@ -8,13 +8,22 @@
 #include "core/graph/pass.h"
 #include "graph_transforms/pipeline.h"
 #include "graph_transforms/shapes/shape_inference_pass.h"
+#include "graph_transforms/simplify/dead_node_elimination.h"
 #include "graph_transforms/standard_ops.h"
 
 namespace caesura {
 namespace {
 
+// What an output of the graph is a copy of, or the output.
+Value* WithoutCopies(Value* output) {
+  while (output->producer() != nullptr && output->producer()->Is("Identity"))
+    output = output->producer()->input(0);
+  return output;
+}
+
 // Makes output `i` of the graph go by this name.
 void NameOutput(Graph& graph, int i, const std::string& name) {
+  graph.SetOutput(i, WithoutCopies(graph.outputs()[i]));
   const std::vector<Value*>& all = graph.outputs();
   Value* output = all[i];
   if (output->name() == name) return;
@@ -42,19 +51,17 @@ void ForgetPhases(Graph& graph) {
   }
 }
 
-Status Simplify(Model& model) { return RunPasses(SimplifyPasses(), model).status(); }
-
 }  // namespace
 
 Status MakePlain(Model& model, const std::vector<std::string>& outputs) {
-  RETURN_IF_ERROR(Simplify(model));
+  RETURN_IF_ERROR(RunPasses(SimplifyPasses(), model).status());
   RETURN_IF_ERROR(WriteInStandardOps(*model.graph));
   ForgetPhases(*model.graph);
-  RETURN_IF_ERROR(Simplify(model));
+  RETURN_IF_ERROR(RunPasses(PlainPasses(), model).status());
   model.graph->RemoveUnusedValues();  // they would keep the names
   for (size_t i = 0; i < outputs.size(); ++i)
     NameOutput(*model.graph, static_cast<int>(i), outputs[i]);
-  return {};
+  return RunPasses({MakeDeadNodeEliminationPass()}, model).status();  // copies
 }
 
 Result<Model> PlainGradientModel(const Model& model, const GradientModelOptions& options) {

@@ -18,6 +18,7 @@
 #include "core/session/session.h"
 #include "graph_transforms/fusion/attention_fusion.h"
 #include "graph_transforms/fusion/dequantize_fusion.h"
+#include "graph_transforms/fusion/gemm_fusion.h"
 #include "graph_transforms/fusion/matmul_epilogue.h"
 #include "graph_transforms/fusion/norm_fusion.h"
 #include "graph_transforms/fusion/row_fusion.h"
@@ -201,6 +202,12 @@ std::vector<PassCase> PassCases() {
        "(float16[9,16] x, float16[16,24] w) => (float[9,24] y) "
        "{ p = MatMul (x, w) y = Cast <to = 1> (p) }",
        2e-2f},
+      {"Gemm", MakeGemmFusionPass(),
+       "(float[9,16] x, float[24,16] w, float[24] b) => (float[9,24] y) <float half = {0.5}> "
+       "{ t = Transpose (w) p = MatMul (x, t) q = Mul (half, p) y = Add (b, q) }"},
+      {"TransposedGemm", MakeGemmFusionPass(),
+       "(float[9,16] x, float[9,24] d) => (float[24,16] y) "
+       "{ p = Gemm <transA = 1> (x, d) y = Transpose (p) }"},
       {"StoredWeights", MakeDequantizeFusionPass({}),
        "(float[5,2] x) => (float[5,16] y) <int8[2,16] q = {1, -2, 3, -4, 5, -6, 7, -8, 1, 2, 3, 4, "
        "5, 6, 7, 8, -1, -2, -3, -4, -5, -6, -7, -8, 9, -9, 8, -8, 7, -7, 6, 0}, "

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of losses (core/graph/op_def.h), and their gradient rules.
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,13 +74,21 @@ void NegativeLogLikelihoodLossGradRule(GradientContext& g) {
 
 // --- bodies ---
 
-// Labels compared with each class, which lie along axis 1 of scores of this shape.
-Expr OneHot(Expr labels, Expr shape, int rank) {
-  std::vector<int64_t> row(rank, 1);
-  row[1] = -1;
-  const Expr wide = Cast(labels, DType::kInt64), classes = Gather(shape, Int(1, shape), 0);
-  const Expr each = Op("Range", {Int(0, wide), classes, Int(1, wide)});
-  return Equal(Unsqueeze(wide, {1}), Reshape(each, Ints(row, wide)));
+// 0, 1, ... for as many classes as `count` says, which has one element.
+Expr Classes(Expr count) {
+  const Tensor* known = count.value()->graph()->Initializer(count.value());
+  if (known == nullptr) return Op("Range", {Int(0, count), Squeeze(count, {0}), Int(1, count)});
+  std::vector<int64_t> classes(*known->data<int64_t>());
+  std::iota(classes.begin(), classes.end(), 0);
+  return Ints(classes, count);
+}
+
+// Labels compared with each class; these lie along axis 1 of scores of this rank.
+Expr OneHot(Expr labels, Expr classes, int rank) {
+  std::vector<int64_t> others;  // the axes behind that of classes
+  for (int i = 2; i < rank; ++i) others.push_back(i - 1);
+  if (!others.empty()) classes = Unsqueeze(classes, others);
+  return Equal(Unsqueeze(Cast(labels, DType::kInt64), {1}), classes);
 }
 
 // The gradient of the scores, or of their logarithms: `each` (null: minus one at the label) times
@@ -123,15 +132,20 @@ void SoftmaxCrossEntropyLossTrainingBody(OpBody& b) {
 void SoftmaxCrossEntropyLossGradBody(OpBody& b) {
   const int rank = b.Rank(1);
   if (rank < 2) return;
-  const Expr scores = b.input(1), labels = b.input(2), lse = b.input(4);
-  const Expr one_hot = OneHot(labels, ShapeOf(scores), rank);
-  const Expr p = Cast(Exp(Cast(scores, lse.dtype()) - Unsqueeze(lse, {1})), scores.dtype());
+  const Expr scores = b.input(1), labels = b.input(2);
+  const DType wide = LogSumDType(scores.dtype());
+  const Expr one_hot = OneHot(labels, Classes(DimOf(scores, 1)), rank);
+  const Expr p = Cast(Op("Softmax", {Cast(scores, wide)}, {{"axis", int64_t{1}}}), scores.dtype());
   b.SetOutput(0, ScoreGradient(b, p - Mask(one_hot, p), one_hot, labels, b.input(3), rank));
 }
 
 void NegativeLogLikelihoodLossGradBody(OpBody& b) {
   const int rank = b.Rank(1) + 1;
-  const Expr labels = b.input(1), one_hot = OneHot(labels, b.input(3), rank);
+  const Expr labels = b.input(1), shape = b.input(3);
+  const Tensor* known = b.Constant(3);
+  const Expr count = known == nullptr ? Gather(shape, Ints({1}, shape), 0)
+                                      : Ints({known->data<int64_t>()[1]}, shape);
+  const Expr one_hot = OneHot(labels, Classes(count), rank);
   b.SetOutput(0, ScoreGradient(b, Expr(), one_hot, labels, b.input(2), rank));
 }
 

@@ -2,6 +2,8 @@
 // The gradients of softmax and of normalizations in ONNX's operators. With x the normalised
 // elements that share statistics, and g = dY * scale:
 //   dX = inv_std (g - mean(g) - x mean(g x)), dScale = sum of dY x, dB = sum of dY
+#include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,10 +44,36 @@ Expr OfChannels(Expr x, int rank) {
   return Reshape(x, Ints(shape, x));
 }
 
-// The elements a channel has, as a number of the dtype of x.
-Expr CountOfChannel(Expr x) {
-  const Expr channels = Cast(Squeeze(DimOf(x, 1), {0}), x.dtype());
-  return Cast(Op("Size", {x}), x.dtype()) / channels;
+// The elements a channel has, where the shape says it.
+std::optional<int64_t> KnownCountOfChannel(Expr x) {
+  int64_t count = 1;
+  for (const int64_t axis : OtherAxes(x.rank())) {
+    const Dim& dim = (*x.value()->type().shape)[axis];
+    if (!dim.known()) return std::nullopt;
+    count *= dim.value;
+  }
+  return count;
+}
+
+Expr Scalar(double number, DType dtype, Expr beside) {
+  return {beside.writer()->Scalar(number, dtype), beside.writer()};
+}
+
+// The elements a channel has, as a number of this dtype.
+Expr CountOfChannel(Expr x, DType dtype) {
+  if (const auto known = KnownCountOfChannel(x)) return Scalar(*known, dtype, x);
+  const Expr channels = Cast(Squeeze(DimOf(x, 1), {0}), dtype);
+  return Cast(Op("Size", {x}), dtype) / channels;
+}
+
+// n / (n - 1) for the n elements of a channel; 1 for one element.
+Expr WithoutBias(Expr x, DType dtype) {
+  if (const auto known = KnownCountOfChannel(x)) {
+    const auto n = static_cast<double>(*known);
+    return Scalar(n / std::max(n - 1, 1.0), dtype, x);
+  }
+  const Expr count = CountOfChannel(x, dtype), one = Number(1, count), others = count - 1;
+  return count / Where(Less(others, one), one, others);
 }
 
 Expr InputGradient(Expr g, Expr x, Expr inv_std, Expr axes, bool is_centred) {
@@ -96,9 +124,9 @@ void BatchNormalizationTrainingBody(OpBody& b) {
   const double epsilon = b.FloatAttr("epsilon", 1e-5), momentum = b.FloatAttr("momentum", 0.9);
   const DType wide = WideOf(x);
   const Expr mean = Mean(Cast(x, wide), axes);
-  const Expr each = Ints({-1}, x);
-  const Expr variance = Reshape(Mean(Square(Cast(x, wide) - mean), axes), each);
-  const Expr of_channels = Reshape(mean, each);
+  const Expr variance =
+      Op("ReduceMean", {Square(Cast(x, wide) - mean), axes}, {{"keepdims", int64_t{0}}});
+  const Expr of_channels = Reshape(mean, Ints({-1}, x));
   const DType stored = b.input(3).dtype();
   b.SetOutput(0, Op("BatchNormalization",
                     {x, b.input(1), b.input(2), Cast(of_channels, stored), Cast(variance, stored)},
@@ -109,13 +137,8 @@ void BatchNormalizationTrainingBody(OpBody& b) {
   };
   if (b.Wants(1)) b.SetOutput(1, moved(3, of_channels));
   if (b.Wants(2)) {
-    Expr current = variance;
-    if (b.IntAttr("unbiased", 1) != 0) {
-      const Expr count = CountOfChannel(Cast(x, wide)), one = Number(1, count);
-      const Expr more = count - 1;  // of one element the variance stays as it is
-      current = current * (count / Where(Less(more, one), one, more));
-    }
-    b.SetOutput(2, moved(4, current));
+    const bool is_unbiased = b.IntAttr("unbiased", 1) != 0;
+    b.SetOutput(2, moved(4, is_unbiased ? variance * WithoutBias(x, wide) : variance));
   }
   if (b.Wants(3)) b.SetOutput(3, of_channels);
   if (b.Wants(4)) b.SetOutput(4, InverseDeviation(variance, epsilon));
@@ -137,7 +160,7 @@ void BatchNormalizationGradBody(OpBody& b) {
   b.SetOutput(1, d_scale);
   b.SetOutput(2, d_bias);
   if (!b.Wants(0)) return;
-  const Expr a = Cast(b.input(2), wide) * inv_std, share = a / CountOfChannel(x);
+  const Expr a = Cast(b.input(2), wide) * inv_std, share = a / CountOfChannel(b.input(1), wide);
   const auto of = [&](Expr v) { return OfChannels(v, rank); };
   b.SetOutput(0, of(a) * dy - of(share * inv_std * d_scale) * centred - of(share * d_bias));
 }

@@ -169,10 +169,14 @@ class Update {
     const Expr sum = g + decay.In(p) * p;
     return decay.is_known() ? sum : Where(Equal(decay.In(p), Number(0, p)), g, sum);
   }
+  // p shrunk by a decay that is no part of the gradient.
+  Expr Decayed(Expr p, const Shared& decay) {
+    return decay.Is(0) ? p : p * (1 - rate_ * decay).In(p);
+  }
   void Moments(Element& e, bool decoupled) {
     const Shared decay = Of("weight_decay");
-    if (decoupled && !decay.Is(0)) e.p = e.p * (1 - rate_ * decay).In(e.p);
-    if (!decoupled) e.g = WithDecay(e.g, decay, e.p);
+    if (decoupled) e.p = Decayed(e.p, decay);
+    else e.g = WithDecay(e.g, decay, e.p);
     FirstMoment(e);
     SecondMoment(e.states[1], e.g, Of("beta2"));
   }
@@ -198,20 +202,28 @@ class Update {
     }
     e.p = e.p - rate_.In(e.p) * step;
   }
+  // With r = sqrt(1 - beta2^t): rate m / (1 - beta1^t) / (sqrt(v) / r + epsilon) with r taken out
+  // of the quotient, and s = sqrt(1 - beta2) g, whose factor a product that makes g can take over:
+  // fewer passes over the elements than operation by operation.
   void Adam(Element& e) {
-    Moments(e, Is("AdamWUpdate"));
-    if (IsSet("amsgrad")) e.states[2] = Op("Max", {e.states[2], e.states[1]});
-    const Expr v = e.states[IsSet("amsgrad") ? 2 : 1];
-    const Expr d = Sqrt(v) / Root(Correction("beta2")).In(v) + Of("epsilon").In(v);
-    e.p = e.p - (rate_ / Correction("beta1")).In(v) * e.states[0] / d;
+    const Shared decay = Of("weight_decay"), beta1 = Of("beta1"), beta2 = Of("beta2");
+    const Shared share = Root(1 - beta2), r = Root(Correction("beta2"));
+    Expr &m = e.states[0], &v = e.states[1];
+    Expr s = e.g * share.In(e.g);
+    if (Is("AdamWUpdate")) e.p = Decayed(e.p, decay);
+    else s = WithDecay(s, share * decay, e.p);
+    m = beta1.In(m) * m + ((1 - beta1) / share).In(m) * s;
+    v = beta2.In(v) * v + s * s;
+    if (IsSet("amsgrad")) e.states[2] = Op("Max", {e.states[2], v});
+    const Expr d = Sqrt(e.states[IsSet("amsgrad") ? 2 : 1]) + (Of("epsilon") * r).In(v);
+    e.p = e.p - (rate_ * r / Correction("beta1")).In(v) * m / d;
   }
   void Lion(Element& e) {
     const Shared decay = Of("weight_decay"), beta1 = Of("beta1"), beta2 = Of("beta2");
     Expr& m = e.states[0];
     const Expr direction = beta1.In(m) * m + (1 - beta1).In(m) * e.g;
     const Expr sign = Where(Op("IsNaN", {direction}), direction, Op("Sign", {direction}));
-    const Expr kept = decay.Is(0) ? e.p : e.p * (1 - rate_ * decay).In(m);
-    e.p = kept - rate_.In(m) * sign;
+    e.p = Decayed(e.p, decay) - rate_.In(m) * sign;
     m = beta2.In(m) * m + (1 - beta2).In(m) * e.g;
   }
   void Rmsprop(Element& e) {

@@ -2,6 +2,7 @@
 // The gradients of pools in ONNX's operators: maxima by their places, means and norms by windows
 // that go back to where they came from.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,6 +68,12 @@ bool HaveSameWindows(const Node& a, const Node& b) {
          a.Attr<int64_t>("ceil_mode", 0) == b.Attr<int64_t>("ceil_mode", 0);
 }
 
+// The number of elements, as a shape of one dim.
+Expr CountOf(Expr x) {
+  const std::optional<Shape> shape = x.value()->type().ConcreteShape();
+  return shape ? Ints({shape->elements()}, x) : Unsqueeze(Op("Size", {x}), {0});
+}
+
 // The places of the maxima of X. The forward's MaxPool gives them too, unless X was written since.
 Expr PlacesOfMaxima(OpBody& b) {
   Value* x = b.input(1).value();
@@ -91,8 +98,7 @@ void MaxPoolGradBody(OpBody& b) {
   const Expr places = PlacesOfMaxima(b);
   places.value()->set_type(ValueType::Tensor(DType::kInt64));
   const Expr sums =
-      Op("ScatterElements",
-         {Filled(0, Unsqueeze(Op("Size", {x}), {0}), dy), Reshape(places, row), Reshape(dy, row)},
+      Op("ScatterElements", {Filled(0, CountOf(x), dy), Reshape(places, row), Reshape(dy, row)},
          {{"axis", int64_t{0}}, {"reduction", std::string("add")}});
   b.SetOutput(0, ReshapeLike(sums, x));
 }

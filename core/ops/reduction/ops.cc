@@ -186,8 +186,12 @@ void SumToBody(OpBody& b) {
     if (becomes.known() && becomes.value == 1 && !is_same) axes.push_back(i);
     else if (!is_same && !becomes.known()) is_known = false;
   }
+  if (is_known && static_cast<int>(axes.size()) == missing) {  // none that stays
+    if (missing > 0) x = ReduceSum(x, axes, /*keepdims=*/false);
+    return b.SetOutput(0, x);
+  }
   if (is_known) {
-    if (!axes.empty()) x = ReduceSum(x, axes, /*keepdims=*/true);
+    x = ReduceSum(x, axes, /*keepdims=*/true);
   } else {
     Expr wanted = b.input(1);
     if (missing > 0) wanted = Concat({Ints(std::vector<int64_t>(missing, 1), x), wanted}, 0);
