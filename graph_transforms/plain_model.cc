@@ -14,7 +14,7 @@
 namespace caesura {
 namespace {
 
-// What an output of the graph is a copy of, or the output.
+// The value that an output of the graph is a copy of, or the output itself.
 Value* WithoutCopies(Value* output) {
   while (output->producer() != nullptr && output->producer()->Is("Identity"))
     output = output->producer()->input(0);

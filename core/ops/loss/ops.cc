@@ -85,7 +85,7 @@ Expr Classes(Expr count) {
 
 // Labels compared with each class; these lie along axis 1 of scores of this rank.
 Expr OneHot(Expr labels, Expr classes, int rank) {
-  std::vector<int64_t> others;  // the axes behind that of classes
+  std::vector<int64_t> others;  // the axes after that of classes
   for (int i = 2; i < rank; ++i) others.push_back(i - 1);
   if (!others.empty()) classes = Unsqueeze(classes, others);
   return Equal(Unsqueeze(Cast(labels, DType::kInt64), {1}), classes);
