@@ -82,6 +82,7 @@ _PRIVATE = {
     "GetAttrVariable": "torch._dynamo.variables.GetAttrVariable",  # an attribute that Dynamo has not looked into
     "GuardBuilder": "torch._dynamo.guards.GuardBuilder",
     "SideEffects": "torch._dynamo.side_effects.SideEffects",
+    "SkipFunctionVariable": "torch._dynamo.variables.SkipFunctionVariable",  # a function at which a trace ends
     "TensorVariable": "torch._dynamo.variables.TensorVariable",
     "UserFunctionVariable": "torch._dynamo.variables.UserFunctionVariable",
     "VariableTracker": "torch._dynamo.variables.base.VariableTracker",
@@ -329,6 +330,12 @@ def step_hooks(optimizer) -> list:
 def takes_hooks(optimizer) -> bool:
     """True if the optimizer's hooks can be registered; False if it was made without Optimizer.__init__."""
     return "_optimizer_load_state_dict_post_hooks" in vars(optimizer)
+
+
+def weights_of(layers) -> list:
+    """The weights of recurrent layers, as PyTorch's call of all layers takes them."""
+    layers._update_flat_weights()
+    return layers._flat_weights
 
 
 def mark_stepped(optimizer) -> None:

@@ -12,10 +12,10 @@ import warnings
 from unittest import mock
 
 import torch
-from torch.nn import SyncBatchNorm
+from torch.nn import RNNBase, SyncBatchNorm
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
-from caesura.capture import foreach, frames
+from caesura.capture import foreach, frames, packed_sequences
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GetAttrVariable, GuardBuilder, SideEffects, TensorVariable,
                                     UserFunctionVariable, VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
                                     dynamo_config, fake_implementations, global_decomposition_table, seeing, tracing_tolist)
@@ -75,7 +75,7 @@ _STAND_INS = {
     torch.nn.functional.gumbel_softmax: _same_code(torch.nn.functional.gumbel_softmax),  # its detach() is a stop in the graph
     torch.nn.functional.linear_cross_entropy: _linear_cross_entropy,
     detect_is_causal_mask: _is_causal,
-} | foreach.stand_ins()
+} | foreach.stand_ins() | packed_sequences.FUNCTIONS
 _OPTIONS = {"allow_rnn": True, "capture_dynamic_output_shape_ops": True, "trace_autograd_ops": True}
 _batch_norm = BatchNorm.forward
 
@@ -241,6 +241,8 @@ def capturing(module, is_step: bool = False, sizes=None, **options):
         forwards[BatchNorm] = _cumulative_batch_norm
     if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
+    if any(isinstance(part, RNNBase) for part in parts):
+        forwards |= packed_sequences.FORWARDS
     with dynamo_config.patch(**options), frames.tracing(functools.partial(in_place, forwards, is_step, sizes)):
         yield
 
@@ -251,6 +253,7 @@ def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
     capturing()."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers() | _sums_of_chgnet()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
+    builders |= {id(mark): _traced(mark, kind) for mark, kind in packed_sequences.MARKS.items()}
     with contextlib.ExitStack() as changes:
         changes.enter_context(dynamo_config.patch(**_OPTIONS))
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))

@@ -22,6 +22,7 @@ from caesura.capture.frames import (ELEMENTS_SHARE, NotCaptured, is_known, is_us
                                     why)
 from caesura.capture.loss_mark import as_loss, attached_loss
 from caesura.capture.ops.recurrent import by_layers
+from caesura.capture.packed_sequences import drop_unread
 from caesura.capture.polyfills import capturing, logging_calls
 from caesura.capture.python_rng import take_as_given
 from caesura.capture.sources import forward_has_target, leaves, mark_changing, placed, take_target, tensors_of, tensors_of_step, unplaced
@@ -301,6 +302,7 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
             if self.masks == "pytorch":
                 raise StepRefused("masks='pytorch' are those of PyTorch's generator of the CPU; the module is on a GPU")
             take_attention(graph, own_dropout=True)
+        drop_unread(graph.graph)
         captured, table = [], decompositions(KEPT)
         has_more = any(map(adds_detaches, parts_of(graph)))
         if differentiates:

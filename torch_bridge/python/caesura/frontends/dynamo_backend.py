@@ -14,6 +14,7 @@ from caesura.capture.compat import (OutputType, TracingContext, aot_autograd, bo
                                     is_view, set_grad_enabled, unset_fake_temporarily)
 from caesura.capture.decompositions import decompositions
 from caesura.capture.ops.recurrent import by_layers
+from caesura.capture.packed_sequences import drop_unread
 from caesura.capture.python_rng import take_as_given
 from caesura.errors import StrictError
 from caesura.lowering import TABLE
@@ -183,6 +184,7 @@ def backend(module: torch.fx.GraphModule, example_inputs: list[Any], **options: 
     with settings_of_aot():
         if device != CPU and not away:
             take_attention(module)
+        drop_unread(module.graph)
         as_it_is = device != CPU or any(map(takes_gradients, parts_of(module)))  # a layer of ours has no second derivative
         compiled = compile_graph(module if as_it_is else by_layers(module), example_inputs)
     if not captured.fits:

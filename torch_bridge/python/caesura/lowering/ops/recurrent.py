@@ -2,6 +2,7 @@
 """A layer of nn.LSTM, nn.GRU or nn.RNN in one direction, forward and backward (capture/ops/recurrent.py)."""
 
 import torch
+from onnx import TensorProto
 
 import caesura.capture.ops.recurrent  # noqa: F401  the operators
 from caesura.lowering.onnx_builder import DOMAIN, Tensor
@@ -25,14 +26,15 @@ def _stacked(w, name):
     return w.op("Unsqueeze", [name, w.ints([0])])
 
 
-def _inputs(w, kind, x, weight, recurrent, b, rb, h, c):
+def _inputs(w, kind, x, weight, recurrent, b, rb, h, c, lengths):
     """The inputs of the ONNX op."""
     weights = [_stacked(w, _in_order(w, kind, tensor.name)) for tensor in (weight, recurrent)]
     bias = None
     if b is not None:
         bias = _stacked(w, w.op("Concat", [_in_order(w, kind, b.name), _in_order(w, kind, rb.name)], axis=0))
     states = [_stacked(w, state.name) for state in (h, c) if state is not None]
-    return [x.name, *weights, bias, None, *states]
+    steps = None if lengths is None else w.op("Cast", [lengths.name], to=TensorProto.INT32)
+    return [x.name, *weights, bias, steps, *states]
 
 
 def _attributes(kind, recurrent, reverse):
@@ -45,11 +47,11 @@ def _attributes(kind, recurrent, reverse):
 
 
 @register(torch.ops.caesura.recurrent.default)
-def recurrent(w, node, kind, x, weight, recurrent, b, rb, h, c, reverse):
+def recurrent(w, node, kind, x, weight, recurrent, b, rb, h, c, reverse, lengths=None):
     states = 1 if c is None else 2
     outputs = [w.fresh("recurrent") for _ in range(1 + states)]
     attributes = _attributes(kind, recurrent, reverse)
-    inputs = _inputs(w, kind, x, weight, recurrent, b, rb, h, c)
+    inputs = _inputs(w, kind, x, weight, recurrent, b, rb, h, c, lengths)
     trace = None
     if is_read(node, 3):
         trace = Tensor(w.fresh("trace"), *result(node, 3))
@@ -62,9 +64,9 @@ def recurrent(w, node, kind, x, weight, recurrent, b, rb, h, c, reverse):
 
 
 @register(torch.ops.caesura.recurrent_backward.default)
-def recurrent_backward(w, node, kind, dy, dh, dc, x, weight, recurrent, b, rb, h, c, trace, reverse):
+def recurrent_backward(w, node, kind, dy, dh, dc, x, weight, recurrent, b, rb, h, c, trace, reverse, lengths=None):
     given = [w.op("Unsqueeze", [dy, w.ints([1])]), _stacked(w, dh.name)]
-    inputs = _inputs(w, kind, x, weight, recurrent, b, rb, h, c)
+    inputs = _inputs(w, kind, x, weight, recurrent, b, rb, h, c, lengths)
     if c is not None:
         given.append(_stacked(w, dc.name))
         inputs.append(None)  # peepholes

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent layers of packed sequences in wrapped modules and compiled steps, beside eager."""
+
+import contextlib
+import copy
+import os
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence  # noqa: E402
+
+import caesura  # noqa: E402
+from compile_step_test import fresh  # noqa: E402, F401
+
+
+class Net(nn.Module):
+    """Reads the padded sequences, their lengths and the last states."""
+
+    def __init__(self, kind, total=None, is_sorted=False, given=False, **options):
+        super().__init__()
+        self.layers, self.batch_first = kind(6, 8, **options), options.get("batch_first", False)
+        self.total, self.is_sorted, self.given = total, is_sorted, given
+        width = 16 if options.get("bidirectional") else 8
+        self.last, self.start = nn.Linear(width, 4), nn.Parameter(torch.randn(options.get("num_layers", 1) * width // 8, 4, 8))
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, self.batch_first, enforce_sorted=self.is_sorted)
+        start = (self.start, self.start * 2) if isinstance(self.layers, nn.LSTM) else self.start
+        packed, states = self.layers(packed, start) if self.given else self.layers(packed)
+        y, sizes = pad_packed_sequence(packed, self.batch_first, 0.5, self.total)
+        states = states if isinstance(states, tuple) else (states,)
+        return self.last(y).square().sum(-1).mean() + (sizes * torch.arange(4)).sum() * self.last.bias.sum() + sum(
+            (torch.arange(4)[None, :, None] * s).mean() for s in states)
+
+
+CASES = {
+    "lstm": (nn.LSTM, {}), "sorted": (nn.LSTM, {"is_sorted": True}), "total": (nn.LSTM, {"total": 9}), "cut": (nn.LSTM, {"total": 7}),
+    "layers": (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True, "total": 8}),
+    "gru": (nn.GRU, {"bidirectional": True, "given": True, "bias": False}),
+    "rnn": (nn.RNN, {"nonlinearity": "relu", "batch_first": True, "given": True}),
+    "dropout": (nn.LSTM, {"num_layers": 2, "dropout": 0.4, "given": True}),
+}
+
+
+def batches(net):
+    generator = torch.Generator().manual_seed(1)
+    for lengths in ([3, 7, 1, 7], [5, 2, 6, 7], [4, 4, 1, 2]):
+        lengths = torch.tensor(sorted(lengths, reverse=True) if net.is_sorted else lengths)
+        x = torch.randn(8, 4, 6, generator=generator)
+        yield x.transpose(0, 1) if net.batch_first else x, lengths
+
+
+def trained(module, call=None):
+    """The losses of three batches, and the gradients of the last."""
+    torch.manual_seed(3)
+    losses = []
+    for x, lengths in batches(module):
+        module.zero_grad()
+        loss = (call or module)(x, lengths)
+        loss.backward()
+        losses.append(loss.detach())
+    return losses, [p.grad for p in module.parameters()]
+
+
+def cases(*short):
+    """All cases in long runs."""
+    return pytest.mark.parametrize("name", CASES if os.environ.get("CAESURA_LONG") else short)
+
+
+def net_of(name):
+    torch.manual_seed(0)
+    kind, options = CASES[name]
+    return Net(kind, **options)
+
+
+@cases("total", "dropout")
+def test_wrapped_modules_agree(name):
+    module = net_of(name)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    with caesura.strict() if name != "dropout" else contextlib.nullcontext():
+        torch.testing.assert_close(trained(wrapped), trained(module), rtol=1e-4, atol=1e-5)
+
+
+@cases("layers")
+def test_compiled_steps_agree(name):
+    module = net_of(name)
+    other = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = caesura.compile_step(other, None, torch.optim.SGD(other.parameters(), lr=0.1), masks="pytorch")
+    if name == "dropout":  # between layers, of as many elements as the sequences have
+        with pytest.raises(caesura.StepRefused, match="the sizes of a dropout depend on values"):
+            step(*next(batches(other)))
+        return
+    torch.manual_seed(3)
+    expected = []
+    for batch in batches(module):
+        optimizer.zero_grad()
+        loss = module(*batch)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.detach())
+    torch.manual_seed(3)
+    torch.testing.assert_close([step(*batch) for batch in batches(other)], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(list(other.parameters()), list(module.parameters()), rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    module = net_of("sorted")
+    wrapped = caesura.wrap(module)
+    x = torch.randn(8, 4, 6)
+    for lengths in ([4, 3, 2, 0], [9, 3, 2, 1], [3, 4, 2, 1]):
+        with pytest.raises(ValueError, match="greater than 0 and at most the number of steps, and `lengths` sorted"):
+            wrapped(x, torch.tensor(lengths))
+    cut = net_of("cut")
+    with pytest.raises(ValueError, match="got total_length=7"):
+        caesura.wrap(cut)(x, torch.tensor([1, 8, 2, 3]))
+
+
+class Between(nn.Module):
+    """Reads the packed data between two calls of layers."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.last, self.how = nn.GRU(6, 8), nn.GRU(8, 8), how
+
+    def forward(self, x, lengths):
+        packed, _ = self.first(pack_padded_sequence(x, lengths, enforce_sorted=False))
+        if self.how == "break":
+            torch._dynamo.graph_break()
+        elif self.how == "write":
+            packed.data.mul_(2)
+        else:
+            packed = packed._replace(data=packed.data.tanh())
+        return self.last(packed)[1].square().sum()
+
+
+@pytest.mark.parametrize("how", ["break", "write", "replace"])
+def test_pytorch_runs_layers_of_what_no_trace_knows(how):
+    torch.manual_seed(0)
+    module, x, lengths = Between(how), torch.randn(8, 4, 6), torch.tensor([3, 8, 1, 5])
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    results = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for m in (module, wrapped):
+            m(x, lengths).backward()
+            results.append([p.grad for p in m.parameters()])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    assert any("left to PyTorch" in str(w.message) for w in caught)
