@@ -13,10 +13,9 @@ from caesura import _core
 from caesura.cache import compiled_steps, disk, fingerprint
 from caesura.cache.fingerprint import Unkeyed, calls_pytorch_alone
 from caesura.capture.compat import (REQUIRES_GRAD, BackendCompilerFailed, CodeState, FailOnRecompileLimitHit, GuardOnDataDependentSymNode,
-                                    InternalTorchDynamoError, TorchRuntimeError, TracingContext,
-                                    UncapturedHigherOrderOpError, Unsupported, UserError,
-                                    aot_autograd, get_decompositions, global_hooks, inductor_config, mark_stepped,
-                                    takes_hooks, tree_map_only)
+                                    InternalTorchDynamoError, TorchRuntimeError, TracingContext, UncapturedHigherOrderOpError,
+                                    Unsupported, UserError, aot_autograd, get_decompositions, global_hooks, inductor_config,
+                                    mark_stepped, takes_hooks, tree_map_only)
 from caesura.capture.decompositions import decompositions
 from caesura.capture.frames import (ELEMENTS_SHARE, NotCaptured, is_known, is_users_error, no_capture, place_of, quietly, tracing, watch,
                                     why)
