@@ -19,19 +19,27 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
+def loss_fn(scores, targets):
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
 def run(loop):
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    called, optimizer = loop.module(model), loop.optimizer(optimizer)
+    step = loop.step(model, loss_fn, optimizer, clip_norm=0.25) if loop.route == "step" else None
+    called, optimizer = loop.module(model), optimizer if step else loop.optimizer(optimizer)
     ids = torch.randint(1, 200, (256, 65))
     lengths = torch.randint(16, 65, (256,))
     while True:
         chosen = torch.randint(256, (16,))
         rows, sizes = ids[chosen], lengths[chosen]
         targets = rows[:, 1:].masked_fill(torch.arange(64) >= sizes[:, None], -100)
-        loss = F.cross_entropy(called(rows[:, :-1], sizes).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
+        if step:
+            loss = step(rows[:, :-1], sizes, targets)
+        else:
+            loss = loss_fn(called(rows[:, :-1], sizes), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            optimizer.step()
         loop.done(loss)

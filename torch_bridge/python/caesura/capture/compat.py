@@ -47,6 +47,7 @@ _PRIVATE = {
     "guard_or_false": "torch.fx.experimental.symbolic_shapes.guard_or_false",
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "make_fx": "torch.fx.experimental.proxy_tensor.make_fx",
+    "optimization_hint": "torch.fx.experimental.symbolic_shapes.optimization_hint",  # of a size
     "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes.ShapeEnv",
     "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sequences in captures: layers run on the padded sequences and their lengths.
 
-A traced PackedSequence has packed data as ever, which nothing computes where nothing reads it. Dynamo's node of the data leads to
-the padded sequences that it was packed from. Where it leads to none, the call is PyTorch's.
+A traced PackedSequence has packed data as ever, which nothing computes where nothing reads it. Dynamo's nodes of its tensors lead
+to what it was packed from. Where they lead to nothing, the call is PyTorch's.
 """
 
 import operator
@@ -13,52 +13,29 @@ from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
 from caesura.capture.compat import ConstantVariable, SkipFunctionVariable, TensorVariable, UserFunctionVariable, weights_of
-from caesura.capture.ops.recurrent import call_layers
+from caesura.capture.ops.recurrent import call_layers, is_there
 
-_PADDED = "caesura_padded"  # of a node of packed data: the variables of the padded sequences, [steps, batch, ...], and of the lengths
+_KNOWN = "caesura_packed"  # of a node: the variables that _remember() was given
 _WORDS = ("Length of all samples has to be greater than 0 and at most the number of steps, and `lengths` sorted in decreasing order "
           "when `enforce_sorted` is True")
 _library = torch.library.Library("caesura", "FRAGMENT")
-_library.define("pack(Tensor x, Tensor lengths) -> (Tensor, Tensor)")
-_library.define("unpack(Tensor dy, Tensor batch_sizes, Tensor x) -> Tensor")
+_library.define("packed_rows(Tensor lengths, SymInt steps) -> (Tensor, Tensor)")
 
 
-@torch.library.register_fake("caesura::pack", lib=_library)
-def _(x, lengths):
-    new = torch.library.get_ctx().new_dynamic_size
-    return x.new_empty(new(), *x.shape[2:]), lengths.new_empty(new())
+@torch.library.impl("caesura::packed_rows", "CompositeImplicitAutograd", lib=_library)
+def _(lengths, steps):
+    """The rows of [steps * batch, ...] that sequences have, and how many of each step."""
+    there = is_there(lengths, steps)
+    sizes = there.sum(1)
+    return there.flatten().nonzero()[:, 0], sizes[sizes > 0]
 
 
-@torch.library.register_fake("caesura::unpack", lib=_library)
-def _(dy, batch_sizes, x):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _source(tensor, part):
+    """What _remember() was given for the tensor, in that place; None where no trace knows."""
 
 
-@torch.library.impl("caesura::pack", "CPU", lib=_library)
-def _(x, lengths):
-    return torch.ops.aten._pack_padded_sequence(x, lengths, False)
-
-
-@torch.library.impl("caesura::unpack", "CPU", lib=_library)
-def _(dy, batch_sizes, x):
-    return torch.ops.aten._pack_padded_sequence_backward(dy, x.shape, batch_sizes, False)
-
-
-def _setup(ctx, inputs, output):
-    ctx.save_for_backward(output[1], inputs[0])
-    ctx.mark_non_differentiable(output[1])
-
-
-torch.library.register_autograd("caesura::pack", lambda ctx, dy, _: (torch.ops.caesura.unpack(dy, *ctx.saved_tensors), None),
-                                setup_context=_setup, lib=_library)
-
-
-def _source(data, part):
-    """The padded sequences (part 0) that packed data comes from, or their lengths (part 1); None where no trace knows."""
-
-
-def _remember(data, padded, lengths):
-    """Has _source(data, ...) give these from here on."""
+def _remember(tensor, *source):
+    """Has _source(tensor, ...) give these from here on, unless another call takes the tensor."""
 
 
 def _leave(packed):
@@ -69,18 +46,18 @@ class Source(UserFunctionVariable):
     """_source() in a trace."""
 
     def call_function(self, tx, args, kwargs):
-        data, part = args[0].realize(), args[1].as_python_constant()
-        node = data.as_proxy().node if isinstance(data, TensorVariable) else None
-        is_known = node is not None and _PADDED in node.meta and not node.users  # one of which might write to it
-        return node.meta[_PADDED][part] if is_known else ConstantVariable.create(None)
+        tensor, part = args[0].realize(), args[1].as_python_constant()
+        node = tensor.as_proxy().node if isinstance(tensor, TensorVariable) else None
+        is_known = node is not None and _KNOWN in node.meta and not node.users  # one of which might write to it
+        return node.meta[_KNOWN][part] if is_known else ConstantVariable.create(None)
 
 
 class Remember(UserFunctionVariable):
     """_remember() in a trace."""
 
     def call_function(self, tx, args, kwargs):
-        data, *source = (a.realize() for a in args)
-        data.as_proxy().node.meta[_PADDED] = source
+        tensor, *source = (a.realize() for a in args)
+        tensor.as_proxy().node.meta[_KNOWN] = source
         return ConstantVariable.create(None)
 
 
@@ -91,11 +68,29 @@ class Leave(UserFunctionVariable):
         return SkipFunctionVariable(rnn.pad_packed_sequence).call_function(tx, args, kwargs)
 
 
-def _packed(padded, lengths):
-    """Packed data and sizes of its batches, of sequences in decreasing order of their lengths."""
-    data, batch_sizes = torch.ops.caesura.pack(padded, lengths)
-    _remember(data, padded, lengths)
-    return data, batch_sizes
+def _packed(padded, rows):
+    """Packed data of sequences [steps, batch, ...] in decreasing order of their lengths, and zeros after these."""
+    data = padded.flatten(0, 1).index_select(0, rows)
+    _remember(data, padded)
+    return data
+
+
+def _unpacked(sequence):
+    """What `sequence` was packed from: (padded sequences with zeros after their ends, lengths, rows); None where no trace knows."""
+    lengths, rows, steps = (_source(sequence.batch_sizes, part) for part in range(3))
+    if lengths is None:
+        return None
+    data, padded = sequence.data, _source(sequence.data, 0)
+    if padded is None:  # changed since
+        torch._check(data.size(0) == rows.size(0), lambda: "packed data has other rows than its batch_sizes say")
+        shape = data.shape[1:]
+        padded = data.new_zeros(steps * len(lengths), *shape).index_copy(0, rows, data).view(steps, len(lengths), *shape)
+    return padded, lengths, rows
+
+
+def _mask(padded, lengths):
+    """is_there() for each element of padded sequences."""
+    return is_there(lengths, padded.size(0)).reshape(padded.size(0), padded.size(1), *[1] * (padded.dim() - 2))
 
 
 def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True):
@@ -103,7 +98,7 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
     if input.device.type != "cpu" or input.dim() < 2:
         return _leave(input)
     lengths = lengths.to(torch.int64) if isinstance(lengths, torch.Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
-    padded, order = (input.transpose(0, 1) if batch_first else input).clone(), None  # the forward may write to the input
+    padded, order = input.transpose(0, 1) if batch_first else input, None
     if lengths.dim() != 1 or len(lengths) != padded.size(1):
         raise RuntimeError(f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={padded.size(1)})")
     if not enforce_sorted:
@@ -113,23 +108,26 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
     if enforce_sorted and len(lengths) > 1:
         fits = fits & (lengths <= torch.cat([lengths[:1], lengths[:-1]]))
     lengths = torch.ops.caesura.check(lengths, fits, _WORDS)
-    return PackedSequence(*_packed(padded, lengths), order, None)
+    padded = torch.where(_mask(padded, lengths), padded, 0)  # new memory, too: the forward may write to the input
+    rows, batch_sizes = torch.ops.caesura.packed_rows(lengths, padded.size(0))
+    _remember(batch_sizes, lengths, rows, padded.size(0))
+    return PackedSequence(_packed(padded, rows), batch_sizes, order, None)
 
 
 def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_length=None):
     """Computes the same as torch.nn.utils.rnn.pad_packed_sequence."""
-    padded, lengths = _source(sequence.data, 0), _source(sequence.data, 1)
-    if padded is None:
+    known = _unpacked(sequence)
+    if known is None:
         return _leave(sequence)
+    padded, lengths, _ = known
     if total_length is not None and total_length < padded.size(0):
         lengths = torch.ops.caesura.check(lengths, lengths <= total_length, "Expected total_length to be at least the length of the "
                                           f"longest sequence in input, but got total_length={total_length}")
         padded = padded[:total_length]
-    steps = torch.arange(padded.size(0))
-    is_there = (steps[:, None] < lengths).reshape(padded.size(0), padded.size(1), *[1] * (padded.dim() - 2))
-    padded = torch.where(is_there, padded, padding_value)
+    if padding_value != 0:
+        padded = torch.where(_mask(padded, lengths), padded, padding_value)
     if total_length is None:
-        padded = padded[(steps < lengths[0]).nonzero()[:, 0]]
+        padded = padded[(torch.arange(padded.size(0)) < lengths[0]).nonzero()[:, 0]]
     elif total_length > padded.size(0):
         more = padded.new_full((total_length - padded.size(0), *padded.shape[1:]), padding_value)
         padded = torch.cat([padded, more])
@@ -138,24 +136,32 @@ def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_le
     return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
+def replace(sequence, **fields):
+    """Computes the same as PackedSequence._replace, whose result Dynamo loses at a graph break."""
+    return PackedSequence(**(dict(zip(PackedSequence._fields, sequence)) | fields))
+
+
 def _forward(theirs, kind_of):
     """A layer's forward that takes packed sequences of a trace. kind_of: what call_layers() calls the layer."""
 
     def forward(self, input, hx=None):
-        padded = _source(input.data, 0) if isinstance(input, PackedSequence) else None
-        if padded is None or self.proj_size:
+        known = _unpacked(input) if isinstance(input, PackedSequence) and not self.proj_size else None
+        if known is None:
             return theirs(self, input, hx)
-        lengths, kind = _source(input.data, 1), kind_of(self)
+        (padded, lengths, rows), kind = known, kind_of(self)
         is_lstm = kind == "lstm"
+        self.check_input(padded[0], lengths)
+        size = (self.num_layers * (2 if self.bidirectional else 1), len(lengths), self.hidden_size)
         if hx is None:
-            rows = self.num_layers * (2 if self.bidirectional else 1)
-            zeros = padded.new_zeros(rows, padded.size(1), self.hidden_size)
+            zeros = padded.new_zeros(size)
             hx = (zeros, zeros) if is_lstm else zeros
         else:
+            for state in hx if is_lstm else (hx,):
+                self.check_hidden_size(state, size)
             hx = self.permute_hidden(hx, input.sorted_indices)
         y, *last = call_layers(kind, padded, hx, weights_of(self), self.bias, self.num_layers, self.dropout, self.training,
                                self.bidirectional, False, lengths)
-        packed = PackedSequence(_packed(y, lengths)[0], input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+        packed = PackedSequence(_packed(y, rows), input.batch_sizes, input.sorted_indices, input.unsorted_indices)
         return packed, self.permute_hidden(tuple(last) if is_lstm else last[0], input.unsorted_indices)
 
     return forward
@@ -163,7 +169,7 @@ def _forward(theirs, kind_of):
 
 def drop_unread(graph: torch.fx.Graph) -> None:
     """Takes packed data out of a graph of Dynamo's where only Dynamo's own asserts of its sizes read it."""
-    for node in reversed(graph.find_nodes(op="call_function", target=torch.ops.caesura.pack)):
+    for node in graph.find_nodes(op="call_function", target=torch.ops.caesura.packed_rows):
         readers, new = {}, [node]
         while new:
             found = new.pop()
@@ -174,7 +180,7 @@ def drop_unread(graph: torch.fx.Graph) -> None:
                 graph.erase_node(reader)
 
 
-_OF_SIZES = {operator.getitem, operator.ge, torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default}
+_OF_SIZES = {operator.getitem, operator.ge, "index_select", torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default}
 FORWARDS = {nn.LSTM: _forward(nn.LSTM.forward, lambda layer: "lstm"), nn.GRU: _forward(nn.GRU.forward, lambda layer: "gru"),
             nn.RNN: _forward(nn.RNN.forward, lambda layer: "rnn_" + layer.nonlinearity)}
 FUNCTIONS = {rnn.pack_padded_sequence: pack_padded_sequence, rnn.pad_packed_sequence: pad_packed_sequence}

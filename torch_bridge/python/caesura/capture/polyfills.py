@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch.nn import RNNBase, SyncBatchNorm
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
 from caesura.capture import foreach, frames, packed_sequences
@@ -260,6 +261,7 @@ def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
         changes.enter_context(mock.patch.object(SideEffects, "store_attr", _store_now))
         changes.enter_context(mock.patch.object(TensorVariable, "call_method", _call_and_look_again))
         changes.enter_context(mock.patch.object(GetAttrVariable, "call_method", _call_name))
+        changes.enter_context(mock.patch.object(PackedSequence, "_replace", packed_sequences.replace))
         changes.enter_context(tracing_tolist(_to_list))
         changes.enter_context(mock.patch.dict(builders_by_id(), builders))
         changes.enter_context(_faking())

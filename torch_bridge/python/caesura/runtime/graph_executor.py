@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from caesura import _core
-from caesura.capture.compat import is_view
+from caesura.capture.compat import is_view, optimization_hint
 from caesura.capture.rng_inputs import DRAWS, drawer
 from caesura.lowering import Refused, TABLE, import_graph
 from caesura.lowering.importer import Importer
@@ -462,8 +462,8 @@ def _bytes(node) -> int:
 
 
 def _size(dim) -> int:
-    """A size as it was when the graph was captured; any number if it is known only at run time."""
-    return dim if isinstance(dim, int) else dim.node.hint or 2
+    """A size as it was when the graph was captured; for what is known only at run time, 2."""
+    return optimization_hint(dim, 2) or 2
 
 
 def _attribute(module, path: str):

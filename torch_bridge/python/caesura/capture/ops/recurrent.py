@@ -41,6 +41,11 @@ def _(kind, dy, dh, dc, x, w, r, b, rb, h, c, trace, reverse, lengths=None):
     return tuple(_like(value, x) for value in (x, w, r, b, rb, h, c))
 
 
+def is_there(lengths, steps):
+    """[steps, batch]: whether sequences of such lengths have the step."""
+    return torch.arange(steps)[:, None] < lengths
+
+
 def _turned(x, lengths):
     """The steps of each sequence in the other order."""
     if lengths is None:
@@ -104,7 +109,7 @@ def _dropped(x, dropout, lengths):
     """F.dropout() of layers' results, of packed ones where there are lengths: it draws for those alone."""
     if lengths is None:
         return F.dropout(x, dropout)
-    rows = (torch.arange(x.size(0))[:, None] < lengths).flatten().nonzero()[:, 0]
+    rows = is_there(lengths, x.size(0)).flatten().nonzero()[:, 0]
     flat = x.flatten(0, 1)
     return torch.zeros_like(flat).index_copy(0, rows, F.dropout(flat[rows], dropout)).view_as(x)
 
