@@ -141,30 +141,27 @@ def replace(sequence, **fields):
     return PackedSequence(**(dict(zip(PackedSequence._fields, sequence)) | fields))
 
 
-def _forward(theirs, kind_of):
-    """A layer's forward that takes packed sequences of a trace. kind_of: what call_layers() calls the layer."""
-
-    def forward(self, input, hx=None):
-        known = _unpacked(input) if isinstance(input, PackedSequence) and not self.proj_size else None
-        if known is None:
-            return theirs(self, input, hx)
-        (padded, lengths, rows), kind = known, kind_of(self)
-        is_lstm = kind == "lstm"
-        self.check_input(padded[0], lengths)
-        size = (self.num_layers * (2 if self.bidirectional else 1), len(lengths), self.hidden_size)
-        if hx is None:
-            zeros = padded.new_zeros(size)
-            hx = (zeros, zeros) if is_lstm else zeros
-        else:
-            for state in hx if is_lstm else (hx,):
-                self.check_hidden_size(state, size)
-            hx = self.permute_hidden(hx, input.sorted_indices)
-        y, *last = call_layers(kind, padded, hx, weights_of(self), self.bias, self.num_layers, self.dropout, self.training,
-                               self.bidirectional, False, lengths)
-        packed = PackedSequence(_packed(y, rows), input.batch_sizes, input.sorted_indices, input.unsorted_indices)
-        return packed, self.permute_hidden(tuple(last) if is_lstm else last[0], input.unsorted_indices)
-
-    return forward
+def forward(self, input, hx=None):
+    """Computes the same as the forward of nn.LSTM, nn.GRU and nn.RNN, with kernels for packed sequences of a trace. It has no closure:
+    guards would look for it in PyTorch's forward."""
+    known = _unpacked(input) if isinstance(input, PackedSequence) and not self.proj_size else None
+    if known is None:
+        return _THEIRS[self.mode](self, input, hx)
+    padded, lengths, rows = known
+    is_lstm = self.mode == "LSTM"
+    self.check_input(padded[0], lengths)
+    size = (self.num_layers * (2 if self.bidirectional else 1), len(lengths), self.hidden_size)
+    if hx is None:
+        zeros = padded.new_zeros(size)
+        hx = (zeros, zeros) if is_lstm else zeros
+    else:
+        for state in hx if is_lstm else (hx,):
+            self.check_hidden_size(state, size)
+        hx = self.permute_hidden(hx, input.sorted_indices)
+    y, *last = call_layers(self.mode.lower(), padded, hx, weights_of(self), self.bias, self.num_layers, self.dropout, self.training,
+                           self.bidirectional, False, lengths)
+    packed = PackedSequence(_packed(y, rows), input.batch_sizes, input.sorted_indices, input.unsorted_indices)
+    return packed, self.permute_hidden(tuple(last) if is_lstm else last[0], input.unsorted_indices)
 
 
 def drop_unread(graph: torch.fx.Graph) -> None:
@@ -180,8 +177,9 @@ def drop_unread(graph: torch.fx.Graph) -> None:
                 graph.erase_node(reader)
 
 
-_OF_SIZES = {operator.getitem, operator.ge, "index_select", torch.ops.aten.sym_size.int, torch.ops.aten._assert_scalar.default}
-FORWARDS = {nn.LSTM: _forward(nn.LSTM.forward, lambda layer: "lstm"), nn.GRU: _forward(nn.GRU.forward, lambda layer: "gru"),
-            nn.RNN: _forward(nn.RNN.forward, lambda layer: "rnn_" + layer.nonlinearity)}
+_OF_SIZES = {operator.getitem, operator.ge, operator.le, "index_select", torch.ops.aten.sym_size.int,
+             torch.ops.aten._assert_scalar.default}
+_THEIRS = {"LSTM": nn.LSTM.forward, "GRU": nn.GRU.forward, "RNN_TANH": nn.RNN.forward, "RNN_RELU": nn.RNN.forward}
+FORWARDS = dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), forward)
 FUNCTIONS = {rnn.pack_padded_sequence: pack_padded_sequence, rnn.pad_packed_sequence: pad_packed_sequence}
 MARKS = {_source: Source, _remember: Remember, _leave: Leave}
