@@ -81,6 +81,7 @@ def test_wrapped_modules_agree(name):
     wrapped = caesura.wrap(copy.deepcopy(module))
     with caesura.strict() if name != "dropout" else contextlib.nullcontext():
         torch.testing.assert_close(trained(wrapped), trained(module), rtol=1e-4, atol=1e-5)
+    assert len(type(wrapped)._calls.captures) == 1  # for all lengths
 
 
 @cases("layers")
