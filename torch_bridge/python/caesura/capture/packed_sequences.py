@@ -82,7 +82,6 @@ def _unpacked(sequence):
         return None
     data, padded = sequence.data, _source(sequence.data, 0)
     if padded is None:  # changed since
-        torch._check(data.size(0) == rows.size(0), lambda: "packed data has other rows than its batch_sizes say")
         shape = data.shape[1:]
         padded = data.new_zeros(steps * len(lengths), *shape).index_copy(0, rows, data).view(steps, len(lengths), *shape)
     return padded, lengths, rows
