@@ -135,21 +135,6 @@ def test_without_gradients_and_within_autocast(kind):
     torch.testing.assert_close(given, expected, rtol=3e-2, atol=3e-2)  # eager also rounds to bfloat16 within the layers
 
 
-def test_packed_sequences_stay_in_eager():
-    class Packs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.LSTM(8, 16, batch_first=True)
-
-        def forward(self, x):
-            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 2, 4]), batch_first=True, enforce_sorted=False)
-            return nn.utils.rnn.pad_packed_sequence(self.layers(packed)[0], batch_first=True)[0]
-
-    module = Packs()
-    with pytest.warns(caesura.FallbackWarning, match="a graph break"):
-        agree(module, caesura.wrap(copy.deepcopy(module)), torch.randn(3, 5, 8))
-
-
 def test_torch_compile_captures_them():
     """Frames of torch.compile(backend="caesura") are traced with Dynamo's allow_rnn."""
     module, x = Net(nn.LSTM), torch.randn(5, 3, 8)
