@@ -23,7 +23,6 @@ Value* WithoutCopies(Value* output) {
 
 // Makes output `i` of the graph go by this name.
 void NameOutput(Graph& graph, int i, const std::string& name) {
-  graph.SetOutput(i, WithoutCopies(graph.outputs()[i]));
   const std::vector<Value*>& all = graph.outputs();
   Value* output = all[i];
   if (output->name() == name) return;
@@ -58,10 +57,13 @@ Status MakePlain(Model& model, const std::vector<std::string>& outputs) {
   RETURN_IF_ERROR(WriteInStandardOps(*model.graph));
   ForgetPhases(*model.graph);
   RETURN_IF_ERROR(RunPasses(PlainPasses(), model).status());
-  model.graph->RemoveUnusedValues();  // they would keep the names
+  Graph& graph = *model.graph;
   for (size_t i = 0; i < outputs.size(); ++i)
-    NameOutput(*model.graph, static_cast<int>(i), outputs[i]);
-  return RunPasses({MakeDeadNodeEliminationPass()}, model).status();  // copies
+    graph.SetOutput(static_cast<int>(i), WithoutCopies(graph.outputs()[i]));
+  RETURN_IF_ERROR(RunPasses({MakeDeadNodeEliminationPass()}, model).status());
+  graph.RemoveUnusedValues();  // they would keep the names
+  for (size_t i = 0; i < outputs.size(); ++i) NameOutput(graph, static_cast<int>(i), outputs[i]);
+  return {};
 }
 
 Result<Model> PlainGradientModel(const Model& model, const GradientModelOptions& options) {
