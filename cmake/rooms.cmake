@@ -6,7 +6,7 @@ add_library(caesura_rooms INTERFACE)
 target_compile_options(caesura_rooms INTERFACE -Wall -Wextra ${CAESURA_SANITIZE_OPTIONS})
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   # GCC 14 reports these in its own std::string, std::vector and std::shared_ptr, where nothing is wrong.
-  target_compile_options(caesura_rooms INTERFACE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-free-nonheap-object)
+  target_compile_options(caesura_rooms INTERFACE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-free-nonheap-object -Wno-stringop-overflow)
 endif()
 target_link_libraries(caesura_rooms INTERFACE openmp dlpack ONNX::onnx ONNX::onnx_proto protobuf::libprotobuf DNNL::dnnl
                       nlohmann_json::nlohmann_json ZLIB::ZLIB)
