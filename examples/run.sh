@@ -20,7 +20,7 @@ for runtime in "${around[@]}"; do targets+=("caesura_runtime_$runtime" caesura_r
 folder=build/examples
 mkdir -p "$folder"
 # It trains before the rest is compiled: with a library that has its kernels only.
-echo "compiling the first example: about 10 minutes of CPU time the first time, shared by $(nproc) cores"
+echo "compiling the first example: 10 to 15 minutes of CPU time the first time, shared by $(nproc) cores"
 cmake --build build --target first_example
 echo "exporting its model from PyTorch"
 [[ -f $folder/digits.onnx ]] || python examples/digits/export_digits.py "$folder" >"$folder/export.log" 2>&1

@@ -14,13 +14,6 @@
 namespace caesura {
 namespace {
 
-// The value that an output of the graph is a copy of, or the output itself.
-Value* WithoutCopies(Value* output) {
-  while (output->producer() != nullptr && output->producer()->Is("Identity"))
-    output = output->producer()->input(0);
-  return output;
-}
-
 // Makes output `i` of the graph go by this name.
 void NameOutput(Graph& graph, int i, const std::string& name) {
   const std::vector<Value*>& all = graph.outputs();
@@ -58,8 +51,12 @@ Status MakePlain(Model& model, const std::vector<std::string>& outputs) {
   ForgetPhases(*model.graph);
   RETURN_IF_ERROR(RunPasses(PlainPasses(), model).status());
   Graph& graph = *model.graph;
-  for (size_t i = 0; i < outputs.size(); ++i)
-    graph.SetOutput(static_cast<int>(i), WithoutCopies(graph.outputs()[i]));
+  for (size_t i = 0; i < outputs.size(); ++i) {  // outputs that are copies become what they copy
+    Value* output = graph.outputs()[i];
+    while (output->producer() != nullptr && output->producer()->Is("Identity"))
+      output = output->producer()->input(0);
+    graph.SetOutput(static_cast<int>(i), output);
+  }
   RETURN_IF_ERROR(RunPasses({MakeDeadNodeEliminationPass()}, model).status());
   graph.RemoveUnusedValues();  // they would keep the names
   for (size_t i = 0; i < outputs.size(); ++i) NameOutput(graph, static_cast<int>(i), outputs[i]);

@@ -90,12 +90,12 @@ std::shared_ptr<int64_t> RoomOf(const GroupPtr& group) {
   return rooms.back().words;
 }
 
-// What the works of a communicator share.
+// The state that all works of one communicator share.
 struct InFlight {
   std::mutex mutex;
   std::list<Started> works;  // so that an abort can wait for their end
   std::optional<std::string> aborted;
-  std::list<at::Tensor> spare;  // bytes that no work uses now
+  std::list<at::Tensor> spare;  // memory that no work uses now; it is kept for later ones
 };
 
 class C10dWork : public Work {

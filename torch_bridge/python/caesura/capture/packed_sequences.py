@@ -31,7 +31,7 @@ def _(lengths, steps):
 
 
 def _source(tensor, part):
-    """What _remember() was given for the tensor, in that place; None where no trace knows."""
+    """Returns source number `part` that _remember() stored for the tensor; None where it stored none."""
 
 
 def _remember(tensor, *source):
@@ -76,7 +76,7 @@ def _packed(padded, rows):
 
 
 def _unpacked(sequence):
-    """What `sequence` was packed from: (padded sequences with zeros after their ends, lengths, rows); None where no trace knows."""
+    """Returns (padded sequences with zeros after their ends, lengths, rows) of what `sequence` was packed from; None if it is unknown."""
     lengths, rows, steps = (_source(sequence.batch_sizes, part) for part in range(3))
     if lengths is None:
         return None

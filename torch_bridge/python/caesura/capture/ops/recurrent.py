@@ -106,7 +106,7 @@ torch.library.register_autograd("caesura::recurrent", _backward, setup_context=_
 
 
 def _dropped(x, dropout, lengths):
-    """F.dropout() of layers' results, of packed ones where there are lengths: it draws for those alone."""
+    """Returns F.dropout(x, dropout); with lengths, only the steps that sequences have take random numbers, as packed data does."""
     if lengths is None:
         return F.dropout(x, dropout)
     rows = is_there(lengths, x.size(0)).flatten().nonzero()[:, 0]
