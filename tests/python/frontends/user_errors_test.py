@@ -301,9 +301,9 @@ def _loops(m, x):
     return x
 
 
-def _packs(m, x):
-    packed = nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([2]), batch_first=True)
-    return packed.data
+def _unpacks(m, x):
+    padded, _ = nn.utils.rnn.pad_packed_sequence(nn.utils.rnn.PackedSequence(m.layer(x), torch.ones(3, dtype=torch.int64)))
+    return padded
 
 
 def _scales(m, x):
@@ -336,7 +336,7 @@ _LIBRARY.impl("opaque", lambda x: x * 2, "CPU")
 REFUSED = [
     (_branches, (1,), "a Python branch over a tensor's value: write torch.where or torch.cond"),
     (_loops, (1,), "a Python loop, branch or size that depends on a tensor's value: write it in tensors"),
-    (_packs, (1,), "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths"),
+    (_unpacks, (1,), "packed sequences that the forward did not pack: hand it the padded tensor and the lengths, and pack them in it"),
     (_breaks, (1,), "Call to `torch._dynamo.graph_break()`: User-inserted graph break"),
     (_assigns, (1,) if IS_2_14 else (1, 1), ""),
     (_reads, (1,), "numbers are read off a tensor: compute with the tensor"),

@@ -87,9 +87,7 @@ ELEMENTS_SHARE = "it writes to a tensor whose elements share memory, as those of
 HOOKS_WITHIN = "PyTorch would call the hooks of all modules for the graphs within a graph, too (branches, loops, checkpoints)"
 # A part of PyTorch's message about a failed capture, and our text instead: what the line does, and what to write.
 _READ_AS = {
-    "pack_padded_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
-    "pad_packed_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
-    "pack_sequence": "packed sequences: hand the padded tensor to the layer, and mask the loss by the lengths",
+    "pad_packed_sequence": "packed sequences that the forward did not pack: hand it the padded tensor and the lengths, and pack them in it",
     BRANCHING: "a Python branch over a tensor's value: write torch.where or torch.cond, or decide outside of the module",
     DATA_DEPENDENT: "a Python loop, branch or size that depends on a tensor's value: write it in tensors (torch.where, a mask), or "
                     "compute it outside of the module and hand it over",

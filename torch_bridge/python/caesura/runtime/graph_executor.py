@@ -463,7 +463,7 @@ def _bytes(node) -> int:
 
 def _size(dim) -> int:
     """A size as it was when the graph was captured; for what is known only at run time, 2."""
-    return optimization_hint(dim, 2) or 2
+    return dim if isinstance(dim, int) else optimization_hint(dim, 2) or 2
 
 
 def _attribute(module, path: str):
