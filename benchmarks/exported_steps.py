@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains steps that export_training() wrote in onnxruntime, beside caesura's own and beside eager PyTorch.
 
-    python benchmarks/exported_steps.py                      nine models, SGD and AdamW
+    python benchmarks/exported_steps.py                      nine models, SGD and AdamW of two eps
     python benchmarks/exported_steps.py --only lstm schnet   these models
     python benchmarks/exported_steps.py --optimizers SGD     this optimizer
 
@@ -38,6 +38,8 @@ STEPS, ORDERS, SMALL = 20, 3, 1e-3
 OPTIMIZERS = {
     "SGD": lambda module, rate: torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9),
     "AdamW": lambda module, rate: torch.optim.AdamW(module.parameters(), lr=1e-3),
+    # A gradient of the size of eps is moved by its rounding, and AdamW's first updates are its sign: 1e-8 is such a size, 1e-5 is not.
+    "AdamW, eps 1e-5": lambda module, rate: torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-5),
 }
 
 
