@@ -72,11 +72,12 @@ class StepCall {
   // of the step's parameters. accumulation_steps: calls to one update. counters: (int64 tensor of
   // one element, what each step adds to it). written: the buffers that each step writes to. seed:
   // where the step draws, an int64 tensor whose random_() PyTorch calls before it; otherwise None.
-  // gpu: that the parameters are on, or None. program: whose call it is, which is nothing to this.
+  // gpu: that the parameters are on, or None. leave: None, or a step_fast_path.Leave, which returns
+  // what the call returns. program: whose call it is, which is nothing to this.
   StepCall(nb::object program, nb::object session, nb::object guards, nb::object signature,
            nb::object watch, nb::list feeds, nb::list rows, std::vector<int> uses, nb::list places,
            bool counts_matter, bool has_offsets, nb::object trained, int accumulation_steps,
-           nb::list counters, nb::list written, nb::object seed, nb::object gpu)
+           nb::list counters, nb::list written, nb::object seed, nb::object gpu, nb::object leave)
       : program_(std::move(program)),
         session_object_(session),
         session_(nb::cast<TrainingSession&>(session)),
@@ -92,7 +93,8 @@ class StepCall {
         trained_(std::move(trained)),
         accumulation_steps_(accumulation_steps),
         gpu_object_(std::move(gpu)),
-        gpu_(gpu_object_.is_none() ? nullptr : &nb::cast<const Gpu&>(gpu_object_)) {
+        gpu_(gpu_object_.is_none() ? nullptr : &nb::cast<const Gpu&>(gpu_object_)),
+        leave_(std::move(leave)) {
     for (nb::handle row : rows) {
       groups_.append(row[0]);
       std::vector<Tensor>& counts = counts_.emplace_back();
@@ -132,6 +134,7 @@ class StepCall {
     if (progress.scaler) session_.progress().scaler = *progress.scaler;
     if (!Continues(progress)) return {};
     if (!written_.empty() && ReadsWhatIsWritten(args, kwargs)) return {};
+    if (!leave_.is_none()) leave_.attr("begins")(owner);
     for (Feed& feed : feeds_) {
       if (feed.draw.is_valid()) feed.drawn = feed.draw();
       *feed.value = LentByTorch(feed.draw.is_valid() ? feed.drawn : Find(feed, args, kwargs));
@@ -175,7 +178,8 @@ class StepCall {
     if (++progress.micro_steps % accumulation_steps_ == 0)
       progress.gradient_norm = session_.runs().gradient_norm();
     for (const auto& [counter, count] : counters_) *counter.data<int64_t>() += count;
-    return ToTorch(Tensor::Scalar(value));
+    nb::object given = ToTorch(Tensor::Scalar(value));
+    return leave_.is_none() ? given : leave_(owner, args, kwargs, given);
   }
 
   // Its members lead back to it (the optimizer's hooks know the step).
@@ -188,7 +192,8 @@ class StepCall {
       Py_VISIT(feed.draw.ptr());
     }
     for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_,
-                                     &call.watch_object_, &call.draw_seed_, &call.trained_}) {
+                                     &call.watch_object_, &call.draw_seed_, &call.trained_,
+                                     &call.leave_}) {
       Py_VISIT(object->ptr());
     }
     Py_VISIT(call.groups_.ptr());
@@ -200,6 +205,7 @@ class StepCall {
     call.program_.reset();
     call.guards_.reset();
     call.draw_seed_.reset();
+    call.leave_.reset();
     call.groups_ = nb::list();
     return 0;
   }
@@ -305,6 +311,7 @@ class StepCall {
   int accumulation_steps_;
   nb::object gpu_object_;
   const Gpu* gpu_;
+  nb::object leave_;
   std::vector<std::pair<Tensor, int64_t>> counters_;
   std::vector<std::pair<const char*, const char*>>
       written_;         // the buffers' bytes, which the watch says have not moved
@@ -379,12 +386,13 @@ void BindStepCall(nb::module_& m) {
   nb::class_<StepCall>(m, "StepCall", nb::type_slots(slots))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::list, nb::list,
                     std::vector<int>, nb::list, bool, bool, nb::object, int, nb::list, nb::list,
-                    nb::object, nb::object>(),
+                    nb::object, nb::object, nb::object>(),
            nb::arg("program"), nb::arg("session"), nb::arg("guards").none(),
            nb::arg("signature").none(), nb::arg("watch"), nb::arg("feeds"), nb::arg("rows"),
            nb::arg("uses"), nb::arg("places"), nb::arg("counts_matter"), nb::arg("has_offsets"),
            nb::arg("trained"), nb::arg("accumulation_steps"), nb::arg("counters"),
-           nb::arg("written"), nb::arg("seed").none(), nb::arg("gpu").none())
+           nb::arg("written"), nb::arg("seed").none(), nb::arg("gpu").none(),
+           nb::arg("leave").none())
       .def_prop_ro("program", &StepCall::program);
   static const PyType_Slot step_slots[] = {
       {Py_tp_traverse, reinterpret_cast<void*>(&StepCalls::Traverse)},

@@ -129,6 +129,20 @@ class Carries(Net):
         return self.last(y)
 
 
+class Logs(Net):
+    """Appends to a list, and makes another one for each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.log, self.made = [], None
+
+    def forward(self, x):
+        y = self.first(x)
+        self.log.append(("mean", y.mean().detach(), {"on": True}))
+        self.made = [y.detach().sum(0), len(x)]
+        return self.last(y)
+
+
 class ReadsWhatWasWritten(Net):
     def forward(self, x):
         y = self.first(x)
@@ -178,6 +192,29 @@ def test_does_as_eager(make, outside):
         assert torch.allclose(module.seen, other.seen, atol=1e-6)
     if make is Carries:
         assert other.input is data[-1][0] and other.count == 3
+
+
+@pytest.mark.parametrize("make", [Keeps, Logs], ids=lambda make: make.__name__)
+def test_results_in_attributes_need_no_dynamo(make, monkeypatch):
+    torch.manual_seed(0)
+    module = make()
+    other, data = copy.deepcopy(module), batches(6, rows=6)
+    step, plain = compiled(other, dynamic=False), sgd(module)
+    for i, (x, y) in enumerate(data):
+        if i == 3:
+            monkeypatch.setattr(type(step), "_first", lambda *args: pytest.fail("it went through Dynamo"))
+        for net in (module, other):
+            if make is Logs:
+                net.log = []
+        (expected,), loss = eager(module, plain, [(x, y)]), step(x, y)
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+        if make is Logs:
+            torch.testing.assert_close(other.log[0][1], module.log[0][1])
+            torch.testing.assert_close(other.made[0], module.made[0])
+            assert other.log[0][::2] == ("mean", {"on": True}) and len(other.log) == 1 and other.made[1] == len(x)
+        else:
+            torch.testing.assert_close(other.seen, module.seen)
+    same(module, other)
 
 
 def test_buffers_in_bfloat16_and_over_micro_steps():

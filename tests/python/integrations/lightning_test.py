@@ -101,9 +101,10 @@ class Silent(Task):
         self.losses.append(outputs["loss"].item())
 
 
-def test_steps_that_log_nothing_go_the_short_way(tmp_path):
+@pytest.mark.parametrize("make", [Silent, Task])
+def test_steps_need_no_dynamo(tmp_path, make):
     """Also after an evaluation, for which the modules are wrapped."""
-    before, tasks = caesura.stats(), (Silent(), Silent())
+    before, tasks = caesura.stats(), (make(), make())
     fit(tmp_path, tasks[0], strategy())
     fit(tmp_path, tasks[1], "auto")
     assert tasks[0].losses == pytest.approx(tasks[1].losses, rel=2e-5) and len(tasks[0].losses) == 14

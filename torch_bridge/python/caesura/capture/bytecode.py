@@ -52,6 +52,11 @@ def is_plain(code) -> bool:
     return True
 
 
+def writes_globals(code) -> bool:
+    """True if the code sets or deletes a global."""
+    return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
+
+
 def globals_of(code) -> list:
     """The names that the code reads or writes as globals, in order."""
     named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME", "_GLOBALS"))}

@@ -49,7 +49,7 @@ from caesura.rewrites.subclasses import refused_subclasses
 from caesura.rewrites.tensor_hooks import place_hooks
 from caesura.runtime.gpu import CPU, refusal
 from caesura.runtime.optimizers import MEMBERS, OPTIONS, TURNS, Gradients, Recipe, Stepping, describe_optimizer, return_counts
-from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, find_guards, find_sources, open_call
+from caesura.runtime.step_fast_path import DOES_MORE, UNLIKE, Leave, find_code, find_sources, open_call
 from caesura.runtime.step_making import StepMaking
 from caesura.runtime.step_program import Captured, CapturedStep, StepProgram
 from caesura.runtime.step_ranks import Differs, StepRanks, telling_others
@@ -424,17 +424,15 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         return True
 
     def _quicken(self, loss: Any, args: Any, kwargs: Any, key: Any) -> None:
-        """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same. Raises Detour if they
-        cannot."""
-        if self._ran is not None and len(self._ran[0].left_behind) >= _TRIALS:  # to look again costs milliseconds
-            raise Detour(*DOES_MORE)
+        """Lets equal later calls, also in other processes, bypass Dynamo if the result is the same. Raises Detour if they cannot."""
         try:
             sources = find_sources(self, self._ran, loss, args, kwargs)
         except Detour:
             self._keys = 0  # later calls will be alike
             raise
         program, _, counters, _ = self._ran
-        guards, places = find_guards(self, program, args, kwargs), placed(sources, self.module)
+        check, code, is_alone = find_code(self, program, args, kwargs)
+        guards, places = check if is_alone else None, placed(sources, self.module)
         traced, text = fingerprint.traced(program.code, {type(self)._loss.__code__, take_target.__code__}), None  # they are ours
         is_kept = program.is_keyed and not program.draws  # which the disk does not hold
         has_key = key is not None and places is not None and not counters and (is_kept or program.is_keyed and guards is None)
@@ -446,8 +444,10 @@ class CompiledStep(Suspendable, Ranked, Measured, Exported):
         if guards is None:  # the call may do more than run the program; two calls with equal keys show that it does not
             program.left_behind = (*program.left_behind, text)
             if not text or program.left_behind.count(text) < 2:
-                self._keys = self._keys if has_key and len(program.left_behind) < _TRIALS else 0
-                raise Detour(*DOES_MORE)
+                if has_key and len(program.left_behind) < _TRIALS:
+                    raise Detour(*DOES_MORE)
+                self._keys = 0
+                return self._keep(open_call(self, program, sources, check, None, counters, Leave(self, program, code)))
         self._keep(open_call(self, program, sources, None if text else guards, key if text else None, counters))
         if text:
             program.key, program.traced, program.places = text, traced, places

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a compiled step without Dynamo's bytecode: C++ checks Dynamo's guards and all other conditions."""
+"""Calls a compiled step without Dynamo: C++ checks Dynamo's guards and all other conditions, and Dynamo's bytecode runs only where a
+call leaves more than its loss."""
+
+import types
 
 import torch
 
 from caesura import _core
-from caesura.capture.bytecode import graphs_called, is_plain
+from caesura.capture.bytecode import graphs_called, is_plain, writes_globals
 from caesura.capture.compat import MODULE_PARTS, cache_entries, original, step_hooks
 from caesura.capture.sources import leaves, named
 from caesura.reports import Detour
@@ -24,6 +27,8 @@ def find_sources(owner, ran, loss, args, kwargs):
     """Where the tensors are that a call's program has run with: (name, path or tensor). Raises Detour if calls like this one
     must go through Dynamo. ran: the program, the tensors by name, its counters, its loss; None if none ran."""
     program, feeds, _, returned = ran or (None, {}, (), None)
+    if program is not None and program.needs_dynamo:  # to look again costs milliseconds
+        raise Detour(*DOES_MORE)
     if not isinstance(owner._recipe, Recipe):
         raise Detour("PyTorch does the optimizer's update", "")  # which is told of
     if program is not None and program.is_parallel:
@@ -42,19 +47,46 @@ def find_sources(owner, ran, loss, args, kwargs):
     return sources
 
 
-def find_guards(owner, program, args, kwargs):
-    """Dynamo's check of calls like this one, which calls `program` and does nothing else; None where it does more."""
+def find_code(owner, program, args, kwargs):
+    """Dynamo's check of calls that run `program` and no other graph, its code for them, and whether this code only runs the program
+    and the check lets calls like this one pass; (None, None, False) if there is no such code."""
     function = type(owner)._loss
     for entry in cache_entries(function.__code__):
-        if entry.guard_manager.check({"self": owner, "args": args, "kwargs": kwargs}) and _calls_alone(
-                entry.code, program, function.__globals__):
-            return entry.guard_manager.root.check
-    return None
+        called = [original(function.__globals__.get(name)) for name in graphs_called(entry.code)]
+        if len(called) == 1 and called[0] is program:
+            check = entry.guard_manager.root.check
+            return check, entry.code, is_plain(entry.code) and check({"self": owner, "args": args, "kwargs": kwargs})
+    return None, None, False
 
 
-def open_call(owner, program, sources, guards, key=None, counters=()):
+class Leave:
+    """Leaves what a call of a program leaves beside its loss: it runs Dynamo's code, for which the program has already run."""
+
+    def __init__(self, owner, program, code):
+        """Raises Detour where the code cannot run by itself."""
+        if code is None or code.co_freevars or writes_globals(code):
+            program.needs_dynamo = True
+            raise Detour(*DOES_MORE)
+        (graph,) = graphs_called(code)
+        self._program, self._loss = program, None
+        self._function = types.FunctionType(code, type(owner)._loss.__globals__ | {graph: self._results})
+
+    def _results(self, *values):
+        return self._program.results(self._loss, values)
+
+    def begins(self, owner):
+        """Called before the program runs."""
+        if self._program.leaves_results:
+            owner._refuse_to_begin()
+
+    def __call__(self, owner, args, kwargs, loss):
+        self._loss = loss
+        return self._function(owner, *args, **kwargs)
+
+
+def open_call(owner, program, sources, guards, key=None, counters=(), leave=None):
     """A _core.StepCall, which checks calls by dynamo's guards or by a compiled_steps.StepKey. Raises Detour where dynamo must
-    be asked. counters: (buffer of the module's, what each call adds to it)."""
+    be asked. counters: (buffer of the module's, what each call adds to it). leave: a Leave, where a call leaves more than its loss."""
     _refuse_groups(owner.optimizer)
     if not all(draw.is_fixed for draw in program.draws):
         raise Detour("it draws random tensors whose sizes change", "dynamic=False captures each size")
@@ -74,7 +106,7 @@ def open_call(owner, program, sources, guards, key=None, counters=()):
         watch.unhooked(parameter)
     sources = [*sources, *((draw.name, draw) for draw in program.draws)]
     written = [value for _, _, value in program.bound if id(value) not in program.learning]
-    return _make(owner, program, guards, key and key.signature, watch, sources, counters, written)
+    return _make(owner, program, guards, key and key.signature, watch, sources, counters, written, leave)
 
 
 def open_update(owner, program, gradients):
@@ -93,18 +125,12 @@ def _refuse_groups(optimizer):
         raise Detour("the parameters of an optimizer's group are no list", "Give each group's params as a list")
 
 
-def _make(owner, program, guards, signature, watch, sources, counters, written):
+def _make(owner, program, guards, signature, watch, sources, counters, written, leave=None):
     recipe, groups = owner._recipe, owner.optimizer.param_groups
     rows = [(groups[i], [recipe.count(program.learners[name]) for name in names]) for i, names in program.rows]
     return _core.StepCall(program, program.session, guards, signature, watch, sources, rows, program.uses, recipe.places(),
                           recipe.counts_matter, program.has_offsets, program.learning, owner.accumulation_steps, list(counters), written,
-                          SEED if program.random else None, program.gpu)
-
-
-def _calls_alone(code, program, scope) -> bool:
-    """scope: the globals of the code, in which dynamo puts its graphs."""
-    called = [original(scope.get(name)) for name in graphs_called(code)]
-    return len(called) == 1 and called[0] is program and is_plain(code)
+                          SEED if program.random else None, program.gpu, leave)
 
 
 def _watch_optimizer(watch, optimizer, fed):

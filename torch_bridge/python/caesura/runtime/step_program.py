@@ -52,6 +52,7 @@ class StepProgram:
     key = traced = places = None  # of a program that has a compiled_steps.StepKey's: it, the code traced, and where the feeds are
 
     left_behind = ()  # the keys that its first calls recorded
+    needs_dynamo = False  # its calls cannot go without
     counted = ()  # buffers that count calls: (tensor, what a call adds to it)
     leaves_results = False  # a call leaves more than the loss
     is_parallel = False  # it computes with DTensors, or exchanges values with other ranks
@@ -296,7 +297,11 @@ class CapturedStep(StepProgram):
             values[position].copy_(kept)
         fed = {name: feeds[name] for name, _ in self.feeds}
         owner._ran = self, fed, self.counted, torch.tensor(loss, dtype=self.dtype, device=CPU)
-        return tuple(owner._ran[3] if give is None else give(values) for give in self.gives)
+        return self.results(owner._ran[3], values)
+
+    def results(self, loss, values) -> tuple:
+        """What Dynamo's code takes for the outputs of its graph, after a step with these values."""
+        return tuple(loss if give is None else give(values) for give in self.gives)
 
     def feeds_of(self, values) -> dict:
         """The session's feeds for a call's values. It draws from PyTorch's generator what the program's draws are fed."""
