@@ -191,9 +191,9 @@ class StepCall {
       Py_VISIT(feed.tensor.ptr());
       Py_VISIT(feed.draw.ptr());
     }
-    for (const nb::object* object : {&call.program_, &call.session_object_, &call.guards_,
-                                     &call.watch_object_, &call.draw_seed_, &call.trained_,
-                                     &call.leave_}) {
+    for (const nb::object* object :
+         {&call.program_, &call.session_object_, &call.guards_, &call.watch_object_,
+          &call.draw_seed_, &call.trained_, &call.leave_}) {
       Py_VISIT(object->ptr());
     }
     Py_VISIT(call.groups_.ptr());
