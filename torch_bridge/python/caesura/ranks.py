@@ -80,12 +80,15 @@ def is_sharded(module: Any) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def has_process_group() -> bool:
+    """True if torch.distributed has a default process group, without which nothing is sharded or exchanged."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
 def has_other_ranks(group: "Group" = None) -> bool:
     """True if a group has other ranks; the default one, where it is initialised, for None."""
-    distributed = sys.modules.get("torch.distributed")
-    if group == "alone" or distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return bool(_given(group).size() > 1)
+    return group != "alone" and has_process_group() and bool(_given(group).size() > 1)
 
 
 def communicator(group: "Group" = None, gpu: Optional["_core.Gpu"] = None) -> Optional["_core.Communicator"]:

@@ -237,21 +237,21 @@ def capturing(module, is_step: bool = False, sizes=None, **options):
     """Dynamo traces the polyfills, and takes recurrent layers and torch.autograd.grad into its graphs. is_step: our rules
     differentiate these, and exchanges with other ranks have gradients. sizes: those that compat.seeing() goes by; None: all of
     the process. Further options are Dynamo's."""
-    parts, forwards = list(module.modules()), {}
+    settings = dynamo_config.patch(**options) if options else contextlib.nullcontext()
+    with settings, frames.tracing(functools.partial(in_place, module, is_step, sizes)):
+        yield
+
+
+@contextlib.contextmanager
+def in_place(module=None, is_step=False, sizes=None):
+    """The polyfills for one frame that Dynamo traces. module, is_step, sizes: as in capturing(); None: the module is unknown."""
+    parts, forwards = [] if module is None else list(module.modules()), {}
     if any(isinstance(part, BatchNorm) and part.momentum is None for part in parts):
         forwards[BatchNorm] = _cumulative_batch_norm
     if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
     if any(isinstance(part, RNNBase) for part in parts):
         forwards |= packed_sequences.FORWARDS
-    with dynamo_config.patch(**options), frames.tracing(functools.partial(in_place, forwards, is_step, sizes)):
-        yield
-
-
-@contextlib.contextmanager
-def in_place(forwards=types.MappingProxyType({}), is_step=False, sizes=None):
-    """The polyfills for one frame that Dynamo traces. forwards: those of batch norms, by class. is_step, sizes: as in
-    capturing()."""
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers() | _sums_of_chgnet()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     builders |= {id(mark): _traced(mark, kind) for mark, kind in packed_sequences.MARKS.items()}

@@ -23,7 +23,7 @@ from caesura.capture.polyfills import capturing
 from caesura.capture.sources import mark_changing
 from caesura.frontends.dynamo_backend import apart, backend as torch_backend
 from caesura.lowering import TABLE
-from caesura.ranks import is_sharded
+from caesura.ranks import has_process_group, is_sharded
 from caesura.reports import RECORD, Detours, fall_back, note_detour, refusing, told_at_the_end
 from caesura.runtime.autograd_call import is_operator
 from caesura.user_code import calling_line
@@ -135,7 +135,7 @@ class _Calls:
     def _take_sharded(self) -> bool:
         """True if fully_shard() has parts of the wrapped module. Its hooks around their forwards gather parameters and free them
         again, which no graph holds: PyTorch calls the module then, and the forwards within are captured."""
-        if self.wrapped is not None and not self.is_sharded:
+        if self.wrapped is not None and not self.is_sharded and has_process_group():
             if any(map(is_sharded, (self.wrapped(), *self.module.modules()))):
                 _capture_forwards(self.module, self.dynamic)
                 self.is_sharded = True
