@@ -40,7 +40,7 @@ void RegisterCapturedCalls() {
     library.def(
         "differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor? "
         "random, Tensor[] saved, int[] wanted, int[] before, Tensor[] before_given, bool joins) -> "
-        "(Tensor[], Tensor[], int[])");
+        "(Tensor[], Tensor[], int[], int)");
     return true;
   }();
   static_cast<void>(done);

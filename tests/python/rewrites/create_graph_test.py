@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters  # noqa: E402
 F = torch.nn.functional
 
 import caesura  # noqa: E402
+from caesura.runtime import autograd_call  # noqa: E402
 from wrap_test import Net  # noqa: E402
 
 
@@ -61,6 +62,34 @@ def test_the_graph_is_kept_and_first_derivatives_go_on():
         loss.backward()
     for a, b in zip(wrapped.parameters(), module.parameters()):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_node_calls_what_is_captured_itself(monkeypatch):
+    """Python is asked once for each kind of derivatives and each size, and again for batches, which are not captured."""
+    asked, differentiate = [], autograd_call.differentiate
+    monkeypatch.setattr(autograd_call, "differentiate", lambda *given: asked.append(given) or differentiate(*given))
+    module, few, many = Net(torch.nn.Tanh()), torch.randn(5, 6), torch.randn(7, 6)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+
+    def compare(x, batched=False):
+        found = []
+        for net in (wrapped, module):
+            x = x.detach().requires_grad_()
+            y = net(x)
+            (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), [x, *net.parameters()], allow_unused=True, retain_graph=batched))
+            if batched:
+                found[-1] += torch.autograd.grad(y, x, torch.eye(20).view(20, 5, 4), is_grads_batched=True)
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+
+    for x in (few, many, few):
+        compare(x)
+    known = len(asked)
+    for x in (few, many):
+        compare(x)
+    assert known and len(asked) == known
+    compare(few, batched=True)
+    assert len(asked) == known + 1
 
 
 def test_hessian_of_the_input():

@@ -462,7 +462,7 @@ class _Replacement:
             raise RuntimeError("caesura: create_graph=True, but one of the inputs that the forward is to be run again with has "
                                "been modified by an inplace operation")
         wanted = [i for i, (t, was) in enumerate(zip(self.tensors, without)) if t.requires_grad and was is not None]
-        found, _, _ = self.differentiate(self.again, self.tensors, self.sizes, dys, self.random, [], wanted, (), (), False)
+        found, *_ = self.differentiate(self.again, self.tensors, self.sizes, dys, self.random, [], wanted, (), (), False)
         replaced = [None] * len(without)
         for i, dx in zip(wanted, found, strict=True):
             replaced[i] = dx

@@ -61,7 +61,7 @@ def open_call(module, facts, decompositions):
     """A callable for the graph `module` of dynamo's, that describe_call() has described.
 
     The callable's attributes: inputs, outputs: how many; written: which inputs it writes to; key, code: the key on disk
-    and the traced code, which the maker sets.
+    and the traced code, which the maker sets; number: of its operators; checks: whether some calls run in eager.
     """
     again = Again(module, facts["again"], decompositions)
     device = torch.device(facts["device"])
@@ -97,6 +97,7 @@ def open_call(module, facts, decompositions):
 
     function = run_with_sizes if sizes else run
     function.held, function.key, function.code = call, None, ()
+    function.number, function.checks = again.key, unlike is not None
     function.keeping = functools.partial(_keeping, jit_operation(f"caesura::keeping_call_{again.key}")[0], tensors)
     function.inputs, function.outputs, function.written = len(tensors), len(facts["layout"][2]), facts["layout"][4]
     return function
@@ -115,7 +116,7 @@ def _differentiate_by_key(key, *arguments):
 
 
 def differentiate(again, tensors, sizes, dys, random, saved, wanted, before, before_given, joins):
-    """As caesura::differentiate: by a captured call of Gradients, in eager where there is none."""
+    """As caesura::differentiate (captured_call.h): by a captured call of Gradients, in eager where there is none."""
     given, reason = [dy for dy in dys if dy is not None], "the gradients are a batch"
     differs = torch.is_grad_enabled()
     if not again.problem and not any(map(is_functorch_wrapped_tensor, (*tensors, *given))):
@@ -124,10 +125,10 @@ def differentiate(again, tensors, sizes, dys, random, saved, wanted, before, bef
         call, number, reason = _gradients_call(again, kind, arguments)
         if call is not None and joins and number is not None and not any(dy.requires_grad for dy in given):
             found, kept = call.keeping(arguments, sizes)
-            return found, kept, [number, *again.joined[number].facts]
+            return found, kept, [number, *again.joined[number].facts], call.number
         if call is not None:
-            return call(*arguments), [], []
-    return again.gradients(tensors, sizes, dys, random, wanted, again.joined_before(before), before_given, reason), [], []
+            return call(*arguments), [], [], -1 if call.checks else call.number
+    return again.gradients(tensors, sizes, dys, random, wanted, again.joined_before(before), before_given, reason), [], [], -1
 
 
 def _gradients_call(again, kind, arguments):
