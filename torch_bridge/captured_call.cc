@@ -31,15 +31,6 @@ bool IsBatched(const at::Tensor& gradient) {
   return gradient.defined() && gradient.key_set().has_any(kBatched);
 }
 
-// True if it holds numbers of its own, which our calls read: it is no wrapper and no subclass.
-bool IsPlain(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kWrapped{
-      c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched,
-      c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
-      c10::DispatchKey::Python};
-  return !tensor.key_set().has_any(kWrapped);
-}
-
 // Throws where a number is out of its range, or lists that belong together differ in length:
 // layouts come from files, too.
 void CheckLayout(const CallLayout& l, int64_t values, const CapturedGraph* backward) {
@@ -67,96 +58,6 @@ void CheckLayout(const CallLayout& l, int64_t values, const CapturedGraph* backw
 }
 
 }  // namespace
-
-// The arguments of caesura::differentiate.
-struct CapturedCall::Request {
-  // What a captured call of gradients takes, without sizes: tensors, before_given, the gradients
-  // that there are, saved.
-  std::vector<at::Tensor> Arguments() const {
-    std::vector<at::Tensor> all = tensors;
-    all.insert(all.end(), before_given.begin(), before_given.end());
-    std::copy_if(gradients.begin(), gradients.end(), std::back_inserter(all),
-                 [](const at::Tensor& g) { return g.defined(); });
-    all.insert(all.end(), saved.begin(), saved.end());
-    return all;
-  }
-
-  // Requests of one kind have the same captured call.
-  std::vector<int64_t> Kind(const std::vector<at::Tensor>& arguments) const {
-    std::vector<int64_t> kind = {at::GradMode::is_enabled(), joins};
-    const auto add = [&kind](c10::IntArrayRef numbers) {
-      kind.push_back(static_cast<int64_t>(numbers.size()));
-      kind.insert(kind.end(), numbers.begin(), numbers.end());
-    };
-    for (c10::IntArrayRef numbers : {c10::IntArrayRef(wanted), c10::IntArrayRef(before), sizes})
-      add(numbers);
-    for (const at::Tensor& g : gradients)
-      kind.push_back(g.defined() ? int64_t{g.requires_grad()} : -1);
-    for (const at::Tensor& argument : arguments) add(argument.sizes());
-    return kind;
-  }
-
-  std::vector<at::Tensor> tensors;
-  c10::IntArrayRef sizes;
-  variable_list gradients;
-  std::optional<at::Tensor> random;
-  std::vector<at::Tensor> saved;
-  std::vector<int64_t> wanted, before;
-  std::vector<at::Tensor> before_given;
-  bool joins = false;
-};
-
-// The results of caesura::differentiate.
-struct CapturedCall::Derivative {
-  std::vector<at::Tensor> gradients, kept;
-  std::vector<int64_t> facts;
-};
-
-CapturedCall::Derivative CapturedCall::Differentiate(const Request& request) {
-  const std::vector<at::Tensor> arguments = request.Arguments();
-  std::vector<int64_t> kind;
-  if (std::all_of(arguments.begin(), arguments.end(), IsPlain)) {
-    kind = request.Kind(arguments);
-    if (const KnownDerivative* known = FindDerivative(kind)) {
-      if (known->facts.empty())
-        return {known->op.typed<Operator>().call(arguments, request.sizes), {}, {}};
-      auto [gradients, kept] = known->op.typed<KeepingOperator>().call(arguments, request.sizes);
-      return {std::move(gradients), std::move(kept), known->facts};
-    }
-  }
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("caesura::differentiate", "");
-  c10::List<std::optional<at::Tensor>> given;
-  for (const at::Tensor& g : request.gradients)
-    given.push_back(g.defined() ? std::optional(g) : std::nullopt);
-  std::vector<c10::IValue> stack = {key_,           request.tensors, request.sizes,
-                                    given,          request.random,  request.saved,
-                                    request.wanted, request.before,  request.before_given,
-                                    request.joins};
-  op.callBoxed(&stack);
-  Derivative found{stack.at(0).toTensorVector(), stack.at(1).toTensorVector(),
-                   stack.at(2).toIntVector()};
-  const int64_t key = stack.at(3).toInt();
-  if (key >= 0 && !kind.empty()) Remember(std::move(kind), key, found.facts);
-  return found;
-}
-
-const CapturedCall::KnownDerivative* CapturedCall::FindDerivative(
-    const std::vector<int64_t>& kind) {
-  std::lock_guard<std::mutex> lock(derivatives_mutex_);
-  const auto found = std::find_if(derivatives_.begin(), derivatives_.end(),
-                                  [&](const KnownDerivative& d) { return d.kind == kind; });
-  return found == derivatives_.end() ? nullptr : &*found;
-}
-
-void CapturedCall::Remember(std::vector<int64_t> kind, int64_t key, std::vector<int64_t> facts) {
-  const std::string name =
-      (facts.empty() ? "caesura::call_" : "caesura::keeping_call_") + std::to_string(key);
-  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
-  std::lock_guard<std::mutex> lock(derivatives_mutex_);
-  if (derivatives_.size() == kMostDerivatives) return;  // others ask again
-  derivatives_.push_back({std::move(kind), std::move(op), std::move(facts)});
-}
 
 // A backward that has begun, with what is still to be handed out.
 struct CapturedCall::BackwardRun {
@@ -392,7 +293,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
   // The gradients of the inputs that have one and for which somebody waits, perhaps at a later
   // part. With autograd on they have derivatives of their own.
   variable_list Again(const variable_list& dys, const std::vector<bool>& reached) {
-    Request request;
+    DerivativeRequest request;
     request.sizes = sizes_;
     request.random = random_;
     for (const SavedVariable& input : inputs_) request.tensors.push_back(input.unpack());
@@ -427,7 +328,7 @@ class CapturedCall::Backward : public ::torch::autograd::Node {
     }
     request.joins = at::GradMode::is_enabled() && joined_.size() < kMostJoined &&
                     input_metadata_.size() + wanted.size() <= own + kMostSlots;
-    Derivative found = call_->Differentiate(request);
+    Derivative found = call_->derivatives_.Compute(call_->key_, request);
     if (!found.facts.empty()) Join(found, given, std::move(reads));
     variable_list dxs(inputs_.size());
     for (size_t k = 0; k < wanted.size(); ++k) dxs[wanted[k]] = found.gradients.at(k);

@@ -12,31 +12,20 @@
 //   caesura::keeping_call_KEY(Tensor[] tensors, int[] sizes) -> (Tensor[], Tensor[])
 // The second one makes no node, and gives also what the forward saves beside inputs.
 //
-// With derivatives of derivatives asked for (create_graph), the node calls the operator
-//   caesura::differentiate(int key, Tensor[] tensors, int[] sizes, Tensor?[] gradients, Tensor?
-//   random, Tensor[] saved, int[] wanted, int[] before, Tensor[] before_given, bool joins)
-//   -> (Tensor[], Tensor[], int[], int)
-// which the Python package implements: the gradients of `tensors` at the positions `wanted`, and
-// the key of the captured call that has computed them, which the node then calls itself where all
-// else is alike; -1: it asks again.
-// `saved` are the values that the forward has saved, those left out that are inputs. The gradients
-// have nodes of their own, or, where `joins` allows it, become further results of this node: then
-// the operator also gives what is to be kept for that, and numbers that describe it
-// (CapturedCall::Backward::Join). Later calls take what has joined before, in order: `before` has
-// for each its number, how many of those before it it was made from, and their places.
+// With derivatives of derivatives asked for (create_graph), the node computes its gradients by
+// CapturedDerivatives.
 #ifndef CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 #define CAESURA_TORCH_BRIDGE_CAPTURED_CALL_H_
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "torch_bridge/captured_derivatives.h"
 #include "torch_bridge/captured_graph.h"
 
 namespace caesura::torch {
@@ -79,27 +68,11 @@ class CapturedCall : public ::torch::CustomClassHolder {
   class Backward;
   class BackwardPart;
   struct BackwardRun;
-  struct Request;
-  struct Derivative;
-  using Operator = std::vector<at::Tensor>(at::TensorList, c10::IntArrayRef);
-  using KeepingOperator = std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>>(
-      at::TensorList, c10::IntArrayRef);
-  static constexpr size_t kMostDerivatives = 16;
-  // A captured call of gradients, which lives as long as this one.
-  struct KnownDerivative {
-    std::vector<int64_t> kind;  // what was asked for, and the sizes of what was given
-    c10::OperatorHandle op;
-    std::vector<int64_t> facts;  // of caesura::differentiate; none: nothing joins
-  };
   // The outputs, without a node.
   std::vector<at::Tensor> Compute(at::TensorList tensors, c10::IntArrayRef sizes,
                                   CapturedGraph::Values& values);
   std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>> RunAndKeep(at::TensorList tensors,
                                                                           c10::IntArrayRef sizes);
-  // The gradients, by a captured call that is known or by caesura::differentiate.
-  Derivative Differentiate(const Request& request);
-  const KnownDerivative* FindDerivative(const std::vector<int64_t>& kind);  // null: unknown
-  void Remember(std::vector<int64_t> kind, int64_t key, std::vector<int64_t> facts);
   // Makes the nodes for the later parts of the backward; `node` is the first one's. Edges go from
   // each to the tensors whose gradients it hands out, and last to the node for the next part.
   void Connect(::torch::autograd::Node& node, at::TensorList tensors);
@@ -116,8 +89,7 @@ class CapturedCall : public ::torch::CustomClassHolder {
   int64_t key_;
   std::shared_ptr<void> keep_alive_;
   std::unique_ptr<::torch::Library> operator_;
-  std::mutex derivatives_mutex_;
-  std::deque<KnownDerivative> derivatives_;  // whose elements stay where they are
+  CapturedDerivatives derivatives_;
 };
 
 // Makes the operators and classes known to PyTorch; again does nothing.

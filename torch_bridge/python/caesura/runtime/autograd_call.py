@@ -111,12 +111,12 @@ _compiling = threading.RLock()
 
 @torch.compiler.disable  # which sees it where a forward that it traces calls backward
 def _differentiate_by_key(key, *arguments):
-    """caesura::differentiate (captured_call.h)."""
+    """caesura::differentiate (captured_derivatives.h)."""
     return differentiate(Again.of(key), *arguments)
 
 
 def differentiate(again, tensors, sizes, dys, random, saved, wanted, before, before_given, joins):
-    """As caesura::differentiate (captured_call.h): by a captured call of Gradients, in eager where there is none."""
+    """As caesura::differentiate (captured_derivatives.h): by a captured call of Gradients, in eager where there is none."""
     given, reason = [dy for dy in dys if dy is not None], "the gradients are a batch"
     differs = torch.is_grad_enabled()
     if not again.problem and not any(map(is_functorch_wrapped_tensor, (*tensors, *given))):
