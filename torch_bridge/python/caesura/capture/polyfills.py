@@ -16,7 +16,7 @@ from torch.nn import RNNBase, SyncBatchNorm
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import check_backward_validity, checkpoint
 
-from caesura.capture import foreach, frames, packed_sequences
+from caesura.capture import contractions, foreach, frames, packed_sequences
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GetAttrVariable, GuardBuilder, SideEffects, TensorVariable,
                                     UserFunctionVariable, VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
                                     dynamo_config, fake_implementations, global_decomposition_table, seeing, tracing_tolist)
@@ -254,7 +254,8 @@ def in_place(module=None, is_step=False, sizes=None):
         forwards |= packed_sequences.FORWARDS
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers() | _sums_of_chgnet()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
-    builders |= {id(mark): _traced(mark, kind) for mark, kind in packed_sequences.MARKS.items()}
+    builders |= {id(mark): _traced(mark, kind) for mark, kind in (packed_sequences.MARKS | contractions.kinds()).items()}
+    builders |= {id(theirs): _traced(ours) for theirs, ours in contractions.functions().items()}
     with contextlib.ExitStack() as changes:
         changes.enter_context(dynamo_config.patch(**_OPTIONS))
         changes.enter_context(mock.patch.object(TensorVariable, "as_python_constant", _as_constant))
