@@ -99,7 +99,29 @@ class Correlation(nn.Module):
         return torch.fft.irfft(y * y.conj(), n=x.shape[1], dim=2).transpose(1, 2).flatten(2)[..., :4] + y.real.mean()
 
 
-MODULES = [Rotary, Fourier, Parts, Placed, Correlation]
+class Moved(nn.Module):
+    """Moves whole numbers in every way between two transforms, and multiplies matrices of them and their conjugates."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.weight = nn.Linear(16, 16), nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) / 4)
+
+    def forward(self, x):
+        z = torch.fft.fft(self.a(x))
+        y = torch.roll(z, (1, -2), (-1, 1)).flip(-2)[..., 3:11:2].unsqueeze(-1).squeeze(-1).permute(-2, 0, -1)
+        y = torch.cat([y, -y.index_select(-1, torch.tensor([3, 0, 0])).repeat(1, 2, 1)[:, ::2]], -1)[..., :4]
+        y = y.conj() @ self.weight.T + y * x.mean() - (y @ self.weight.conj()).conj() / 2
+        y = y + (y.transpose(-1, 0).conj() * x[0, 0, 0]).sum(-1, keepdim=True).mean((1, -1))
+        y = y + y.select(-1, -1).unsqueeze(-1).expand(-1, -1, 4)
+        y = y.reshape(y.shape[0], -1) * torch.linspace(0, 1, 3 * 4, dtype=x.dtype)
+        w = torch.zeros(x.shape[1], 3, 9, dtype=z.dtype)
+        w[..., 2:6] = y.view(-1, 3, 4)
+        w[:, :, -1] = w[:, :, 3] + z[0, :, :3]
+        w = torch.where(w.abs() > 100, 0, w.to(torch.complex128).to(z.dtype))
+        return torch.fft.irfft(w, norm="forward")[..., :4].transpose(0, 1) + torch.fft.ifft(y).imag.mean() + z.detach().view(x.dtype).mean()
+
+
+MODULES = [Rotary, Fourier, Parts, Placed, Correlation, Moved]
 
 
 def data(count, time=12, dtype=torch.float32):
