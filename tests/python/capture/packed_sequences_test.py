@@ -119,6 +119,25 @@ def test_lengths_that_do_not_fit_are_refused():
         caesura.wrap(cut)(x, torch.tensor([1, 8, 2, 3]))
 
 
+class Named(nn.LSTM):
+    """A subclass with a forward of its own, as libraries have them."""
+
+    def forward(self, x, hx=None):
+        return super().forward(x, hx)
+
+
+@pytest.mark.filterwarnings("ignore::caesura.FallbackWarning")
+def test_layers_of_a_subclass_are_not_captured_for_ever():
+    torch.manual_seed(0)
+    module = Net(Named, total=9)
+    wrapped = caesura.wrap(copy.deepcopy(module))
+    for _ in range(2):
+        torch.testing.assert_close(trained(wrapped), trained(module), rtol=1e-4, atol=1e-5)
+    captured = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trained(wrapped)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == captured > 0
+
+
 class Changed(nn.Module):
     """Changes the packed data before a layer and after it."""
 

@@ -250,8 +250,10 @@ def in_place(module=None, is_step=False, sizes=None):
         forwards[BatchNorm] = _cumulative_batch_norm
     if is_step and any(isinstance(part, SyncBatchNorm) for part in parts):
         forwards[SyncBatchNorm] = sync_batch_norm
-    if any(isinstance(part, RNNBase) for part in parts):
-        forwards |= packed_sequences.FORWARDS
+    layers = [part for part in parts if isinstance(part, RNNBase)]
+    for kind, forward in packed_sequences.FORWARDS.items():  # guards on a subclass's super().forward would look for ours in PyTorch's
+        if any(type(layer) is kind for layer in layers) and all(type(layer) is kind for layer in layers if isinstance(layer, kind)):
+            forwards[kind] = forward
     builders = {id(theirs): _traced(ours) for theirs, ours in _STAND_INS.items()} | _hooks_of_transformers() | _sums_of_chgnet()
     builders[id(checkpoint)] = _traced(checkpoint, _Checkpoint)
     builders |= {id(mark): _traced(mark, kind) for mark, kind in (packed_sequences.MARKS | contractions.kinds()).items()}
