@@ -18,8 +18,7 @@ bool IsPlain(const at::Tensor& tensor) {
   return !tensor.key_set().has_any(kWrapped);
 }
 
-// What a captured call of gradients takes, without sizes: tensors, before_given, the gradients that
-// there are, saved.
+// The tensor arguments of a captured call of gradients, in its order.
 std::vector<at::Tensor> ArgumentsOf(const DerivativeRequest& request) {
   std::vector<at::Tensor> all = request.tensors;
   all.insert(all.end(), request.before_given.begin(), request.before_given.end());

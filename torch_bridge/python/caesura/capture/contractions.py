@@ -35,12 +35,12 @@ def _library_of(x):
 
 
 def _not_sharing():
-    """Whether opt_einsum keeps intermediate results for later contractions: a capture keeps none."""
+    """Returns False: a captured contraction shares no intermediate results with later ones."""
     return False
 
 
 def functions():
-    """What Dynamo traces instead of functions of opt_einsum, if that is imported."""
+    """Returns the functions that Dynamo traces in place of opt_einsum's; none if opt_einsum is not imported."""
     contract = sys.modules.get("opt_einsum.contract")
     if contract is None:
         return {}
@@ -53,7 +53,7 @@ def functions():
 
 
 def kinds():
-    """What Dynamo calls instead of functions of the two libraries, if they are imported."""
+    """Returns the variable classes by which Dynamo handles functions of opt_einsum and tensorly; none if they are not imported."""
     contract, tensorly = sys.modules.get("opt_einsum.contract"), sys.modules.get("tensorly.backend")
     found = {} if contract is None else {contract.contract_path: _Path}
     einsum = getattr(tensorly and tensorly.BackendManager.current_backend(), "einsum", None)

@@ -300,7 +300,7 @@ class CapturedStep(StepProgram):
         return self.results(owner._ran[3], values)
 
     def results(self, loss, values) -> tuple:
-        """What Dynamo's code takes for the outputs of its graph, after a step with these values."""
+        """Returns the outputs of Dynamo's graph after a step with these values."""
         return tuple(loss if give is None else give(values) for give in self.gives)
 
     def feeds_of(self, values) -> dict:
