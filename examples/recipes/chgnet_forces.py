@@ -6,7 +6,8 @@
     python examples/recipes/chgnet_forces.py forces        after a kill -9: goes on from the last checkpoint
 
 The weights that are trained know PBE. The labels come from CHGNet's weights for r2SCAN: energies and forces of crystals whose cells
-are strained and whose atoms are displaced. forces/model.pth.tar is what CHGNet.from_file() takes.
+are strained and whose atoms are displaced. forces/model.pth.tar is what CHGNet.from_file() takes. continue_forces.cc goes on with
+forces/step on forces/batches in C++.
 """
 
 import argparse
@@ -80,6 +81,17 @@ def draw(path, before, after):
     figure.savefig(path, dpi=80)
 
 
+def hand_on(step, folder, batches):
+    """Exports the step and batches, and prints the losses of going on here, which are those of going on in C++."""
+    step.export(folder / "step", *batches[0])
+    (folder / "batches").mkdir(exist_ok=True)
+    for i, (graphs, energies, forces) in enumerate(batches):
+        tensors = {f"graphs_{k}_{name}": value for k, graph in enumerate(graphs) for name, value in vars(graph).items()
+                   if isinstance(value, torch.Tensor)} | {"energies": energies, "forces": forces}
+        np.savez(folder / "batches" / f"{i}.npz", **{name: value.detach().numpy() for name, value in tensors.items()})
+        print(f"{step(graphs, energies, forces).item():.9g}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
@@ -114,6 +126,7 @@ def main():
     log.close("force_error")
     draw(options.folder / "parity.png", before, after)
     torch.save({"model": potential.as_dict()}, options.folder / "model.pth.tar")
+    hand_on(step, options.folder, train[:5])
 
 
 if __name__ == "__main__":

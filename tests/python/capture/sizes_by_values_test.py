@@ -216,3 +216,37 @@ def test_a_count_of_negative_numbers_fails():
     for _ in range(2):
         with pytest.raises((RuntimeError, IndexError)):
             wrapped(torch.randn(2, 3), torch.tensor([0, -1]))
+
+
+class Sums(nn.Module):
+    """A value for each group of rows: there are as many groups as the largest number says (torch_geometric's readout)."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.last, self.loss = nn.Linear(3, 1), loss
+
+    def forward(self, x, groups, wanted):
+        found = x.new_zeros(int(groups.max()) + 1).index_add(0, groups, self.last(x).squeeze(1))
+        return self.loss(found, target=wanted, reduction="sum")
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss])
+def test_losses_take_sizes_by_values(loss):
+    module = Sums(loss)
+    eager = copy.deepcopy(module)
+    optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, eager))
+    step = caesura.compile_step(module, None, optimizer)
+    for count in (3, 5, 4):
+        batch = torch.randn(2 * count, 3), torch.arange(count).repeat(2), torch.randn(count)
+        plain.zero_grad()
+        expected = eager(*batch)
+        expected.backward()
+        plain.step()
+        torch.testing.assert_close(step(*batch), expected.detach())
+    for p, q in zip(module.parameters(), eager.parameters()):
+        torch.testing.assert_close(p, q)
+    trained = module.last.weight.clone()
+    for groups in (7, 3):  # as eager: there are four values
+        with pytest.raises(ValueError, match="indices: expected|does not fit the sizes that it meets .*sizes_by_values_test"):
+            step(torch.randn(14, 3), torch.arange(14) % groups, torch.randn(4))
+    assert torch.equal(module.last.weight, trained)

@@ -226,6 +226,55 @@ def test_a_loss_has_parameters_and_arguments_have_any_name(tmp_path):
         assert torch.equal(a, b) and torch.equal(optimizer.state[a]["exp_avg"], other[2].state[b]["exp_avg"])
 
 
+class Cloud:
+    """Points [rows, 3] that belong together."""
+
+    def __init__(self, rows):
+        self.points, self.name = torch.randn(rows, 3), f"{rows} points"
+
+
+class OfClouds(torch.nn.Module):
+    """Writes to parts of tensors, along an axis whose size changes too."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(3, 2)
+
+    def forward(self, clouds, weights):
+        losses = []
+        for cloud in clouds:
+            wide = torch.ones(len(cloud.points), 4)
+            wide[:, 1:3] = self.last(cloud.points)
+            wide[1:3] = 2 * wide[1:3]
+            losses.append(wide.tanh().square().mean())
+        return (torch.stack(losses) * weights).sum()
+
+
+def test_tensors_in_objects_have_names(tmp_path):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = OfClouds()
+    eager = copy.deepcopy(module)
+    optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, eager))
+    step = caesura.compile_step(module, None, optimizer)
+    data = [([Cloud(rows), Cloud(rows + 4)], torch.rand(2)) for rows in (4, 6, 7, 9, 5)]
+    for i, batch in enumerate(data):
+        if i == 3:
+            step.export(tmp_path / "step", *batch)
+            session = caesura.TrainingSession.open(tmp_path / "step")
+        if i >= 3:
+            clouds, weights = batch
+            feeds = {f"clouds_{k}_points": cloud.points.numpy() for k, cloud in enumerate(clouds)}
+            away = session.step({"weights": weights.numpy(), **feeds})
+        plain.zero_grad()
+        loss = eager(*batch)
+        loss.backward()
+        plain.step()
+        here = float(step(*batch))
+        assert here == pytest.approx(loss.item(), rel=1e-5)
+        assert i < 3 or away == here
+
+
 def test_a_file_of_something_else_is_no_step(tmp_path):
     from safetensors.torch import save_file
 

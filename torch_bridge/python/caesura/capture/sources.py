@@ -38,7 +38,8 @@ def take_target(is_forwards: bool, args, kwargs) -> tuple:
 
 
 def input_names(step, args, kwargs) -> dict:
-    """id of each tensor among a step's inputs to a name: the forward's own parameter names, "target" for the loss's."""
+    """id of each tensor among a step's inputs, or in attributes of objects among them, to a name: the forward's own parameter names,
+    "target" for the loss's, and where the tensor is in that."""
     target = None
     if step.loss_fn is not None:
         args, kwargs, target = take_target(step._forward_has_target, args, kwargs)
@@ -46,8 +47,12 @@ def input_names(step, args, kwargs) -> dict:
     named.update(zip(inspect.signature(step.module.forward).parameters, args))
     found = {}
     for path, leaf in tree_leaves_with_path(named):
+        name = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
         if isinstance(leaf, torch.Tensor):
-            found[id(leaf)] = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+            found[id(leaf)] = name
+        elif not isinstance(leaf, torch.nn.Module):
+            held = getattr(leaf, "__dict__", {}).items()
+            found |= {id(value): f"{name}_{attribute}" for attribute, value in held if isinstance(value, torch.Tensor)}
     return found
 
 

@@ -241,9 +241,22 @@ class Writer:
                 self._seen.setdefault(size, (tensor, axis))
 
     def _read_off(self, size, tensor: Tensor, axis: int) -> str:
-        dims = self.op("Shape", [tensor], start=axis, end=axis + 1)
-        self._known[size] = self.op("Squeeze", [dims, self.constant([0])])
+        self._known[size] = self.size_of(tensor, axis).name
         return self._known[size]
+
+    def size_of(self, tensor: Tensor, axis: int) -> Tensor:
+        dims = self.op("Shape", [tensor], start=axis, end=axis + 1)
+        return Tensor(self.op("Squeeze", [dims, self.constant([0])]), torch.int64, ())
+
+    def given_size(self, size) -> Tensor:
+        """A size as the first tensors tell it that have it: the graph's inputs."""
+        if size in self._seen and size.is_Symbol:
+            return self.size_of(*self._seen[size])
+        if size.is_Add or size.is_Mul:
+            parts = [self.given_size(part) for part in size.args]
+            op = "Add" if size.is_Add else "Mul"
+            return functools.reduce(lambda a, b: Tensor(self.op(op, [a, b]), torch.int64, ()), parts)
+        return Tensor(self._size(size), torch.int64, ())
 
     # --- dtypes ---
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:

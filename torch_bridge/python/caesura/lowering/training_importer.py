@@ -314,6 +314,32 @@ def attributes_of(module: torch.fx.GraphModule) -> dict:
     return {node: getattr(module, node.target) for node in module.graph.find_nodes(op="get_attr")}
 
 
+def _taken_sizes(module) -> list:
+    """(call, axis of its result or None, size): numbers and sizes that depend on values, which a trace takes to be others, as they are
+    combined with them."""
+    found = {}
+    for node in module.graph.nodes:
+        value = node.meta.get("val") if node.op == "call_function" else None
+        dims = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for axis, size in dims:
+            symbol = size.node._expr if isinstance(size, torch.SymInt) else None
+            if symbol is not None and symbol.is_Symbol and symbol != size.node.expr and size.node.shape_env.is_unbacked_symint(symbol):
+                found.setdefault(symbol, (node, axis, size))
+    return list(found.values())
+
+
+def _checked(importer, taken, loss):
+    """The loss, whose run fails where one of these sizes is not what it was taken for."""
+    w = importer.writer
+    for node, axis, size in taken:
+        found = importer.values[node]
+        found = w.scalar(found) if axis is None else w.size_of(found, axis)
+        message = f"a size that depends on values does not fit the sizes that it meets (at {describe(node)})"
+        holds = w.make("Equal", [found, w.given_size(size.node.expr)], torch.bool, ())
+        loss = w.make("Check", [loss, holds], loss.dtype, loss.shape, domain=DOMAIN, message=message)
+    return loss
+
+
 def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, names: dict, loss: torch.fx.Node, writes=()):
     """The ONNX model of a captured forward: its output is `loss`, and what it assigns.
 
@@ -336,8 +362,8 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
                 importer.values[node] = Scalar(importer.writer.scalar(symbol).name, symbol)
             except Refused:
                 inputs.append(importer.bind(node, number_input(i)))
-    problems = []
-    for node in needed(module, {loss, *(node for _, node in writes)}):
+    problems, taken = [], _taken_sizes(module)
+    for node in needed(module, {loss, *(node for _, node in writes), *(node for node, _, _ in taken)}):
         try:
             importer.write(node)
         except Refused as error:
@@ -348,7 +374,7 @@ def import_forward(importer: ForwardImporter, module: torch.fx.GraphModule, name
         raise Refused("\n".join(f"  {op}: {why} (at {where})" for op, why, where in dict.fromkeys(problems)))
     fall_back(importer.left)
     inputs += [draw.value for draw in importer.draws]
-    result_ = importer.values[loss]
+    result_ = _checked(importer, taken, importer.values[loss])
     importer.writer.node("Identity", [result_], ["loss"])
     outputs = [Tensor("loss", result_.dtype, result_.shape)]
     for name, value in [(name, importer.values[node]) for name, node in writes]:

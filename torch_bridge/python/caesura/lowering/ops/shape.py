@@ -160,10 +160,12 @@ def select_backward(w, node, dy, sizes, axis, index):
 def _scatter_range(w, x, source, axis, start, end, step):
     """x with `source` in a range of `axis`: the part before it, the source, the part after it; or place by place."""
     extent = x.shape[axis]
-    if not all(isinstance(v, int) for v in (extent, start, end, step)):
+    is_known = isinstance(extent, int)
+    if not all(isinstance(v, int) for v in (start, end, step)) or (not is_known and not (0 <= start < end and step == 1)):
         raise Refused("a range whose ends are not numbers")
-    start = min(max(start + extent if start < 0 else start, 0), extent)
-    end = min(max(end + extent if end < 0 else end, start), extent)
+    if is_known:
+        start = min(max(start + extent if start < 0 else start, 0), extent)
+        end = min(max(end + extent if end < 0 else end, start), extent)
     if start == end:
         return x
     if step != 1:
@@ -174,7 +176,8 @@ def _scatter_range(w, x, source, axis, start, end, step):
         return w.transpose(written, [order.index(d) for d in range(x.rank)])
     def part(a, b):
         return w.op("Slice", [x, w.constant([a]), w.constant([b]), w.constant([axis])])
-    parts = ([part(0, start)] if start > 0 else []) + [source] + ([part(end, extent)] if end < extent else [])
+    last = extent if is_known else _END
+    parts = ([part(0, start)] if start > 0 else []) + [source] + ([part(end, last)] if end < last else [])
     return source if len(parts) == 1 else w.make("Concat", parts, x.dtype, x.shape, axis=axis)
 
 

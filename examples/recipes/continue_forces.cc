@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goes on with the step that chgnet_forces.py has exported, without Python.
+//
+//   continue_forces FOLDER    trains FOLDER/step on FOLDER/batches/0.npz, 1.npz, ..., prints the
+//       losses, and saves the step
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include "core/files/npy.h"
+#include "training/session/exported_step.h"
+
+using namespace caesura;
+
+namespace {
+
+void Train(const std::string& folder) {
+  auto session = OpenStep(folder + "/step").value();
+  std::string file;
+  for (int i = 0; file = folder + "/batches/" + std::to_string(i) + ".npz",
+           std::filesystem::exists(file);
+       ++i) {
+    const auto batch = ReadNpz(file).value();
+    const double loss = session->Step(NamedValues(batch.begin(), batch.end())).value();
+    std::printf("%.9g\n", loss);
+  }
+  const Status saved = session->Save(ExportedStatePath(folder + "/step"));
+  if (!saved.ok()) ThrowStatus(saved);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return std::fprintf(stderr, "usage: continue_forces FOLDER\n"), 2;
+  try {
+    Train(argv[1]);
+  } catch (const std::exception& error) {
+    return std::fprintf(stderr, "continue_forces: %s\n", error.what()), 1;
+  }
+  return 0;
+}
