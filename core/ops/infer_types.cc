@@ -42,6 +42,9 @@ Status ShapeSaidBy(int input, Graph& graph, Node* node) {
     if (fit) type = ValueType::Tensor(type.dtype, Shape(dims));
   } else if (producer != nullptr && producer->Is("Shape") && producer->attributes().empty()) {
     type.shape = producer->input(0)->type().shape;
+  } else if (const auto& sizes = target->type().shape;
+             sizes && sizes->size() == 1 && sizes->front().known()) {
+    type.shape.emplace(sizes->front().value);  // of unknown dims
   }
   y->set_type(std::move(type));
   return {};

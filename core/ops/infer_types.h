@@ -15,8 +15,8 @@ namespace caesura {
 Status SameDType(Graph&, Node* node);
 // Output i is input i.
 Status SameTypes(Graph&, Node* node);
-// The output has the shape that the elements of an input say: a constant, or the Shape of a tensor.
-// Its dtype is ResultDType.
+// The output has the shape that the elements of an input say: a constant, or the Shape of a tensor;
+// otherwise its rank is the number of these elements. Its dtype is ResultDType.
 Status ShapeSaidBy(int input, Graph& graph, Node* node);
 template <int kInput>
 Status ShapeOfInput(Graph& graph, Node* node) {

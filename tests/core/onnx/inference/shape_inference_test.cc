@@ -36,6 +36,22 @@ TEST(ShapeInferenceTest, FollowsShapeArithmetic) {
   EXPECT_EQ(TypeIn(model, "h"), "float32[batch, 5]");
 }
 
+// The number of sizes is the rank, whatever computes them.
+TEST(ShapeInferenceTest, SizesOfOursTellARank) {
+  Model model =
+      ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "ai.caesura" : 1]>
+    g (float[n, 2] dy, int64[1] rows, int64[1] from, int64[1] to) => (float y) {
+      columns = Constant <value_ints = [2]> ()
+      sizes = Concat <axis = 0> (rows, columns)
+      dx = ai.caesura.SliceGrad (dy, sizes, from, to)
+      y = Identity (dx)
+    })")
+          .value();
+  const Value* dx = model.graph->FindValue("dx");
+  ASSERT_TRUE(dx->type().shape);
+  EXPECT_EQ(dx->type().shape->size(), 2u);
+}
+
 TEST(ShapeInferenceTest, InfersBodies) {
   Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23]>
     g (bool c, float[N, 4] x, int64 trips) => (float[N, 4] y, float[?, N, 4] all) {
