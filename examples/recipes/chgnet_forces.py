@@ -68,19 +68,6 @@ def errors(potential, batches):
     return dict(zip(("energy_error", "force_error"), mean)), list(zip(expected, found))
 
 
-def draw(path, before, after):
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, name, old, new in zip(figure.subplots(1, 2), ("energy (eV per atom)", "forces (eV per angstrom)"), before, after):
-        for (expected, found), colour, label in ((old, "#c08080", "before"), (new, "#20457c", "after")):
-            axes.plot(expected.flatten(), found.flatten(), ".", color=colour, markersize=3, label=label)
-        axes.axline((0, 0), slope=1, color="#808080", linewidth=0.5)
-        ends = old[0].min() - 0.3, old[0].max() + 0.3
-        axes.set(xlabel=f"r2SCAN's {name}", ylabel="CHGNet's", xlim=ends, ylim=ends)
-        axes.legend()
-    figure.savefig(path, dpi=80)
-
-
 def hand_on(step, folder, batches):
     """Exports the step and batches, and prints the losses of going on here, which are those of going on in C++."""
     step.export(folder / "step", *batches[0])
@@ -124,7 +111,7 @@ def main():
     error, after = errors(potential, test)
     log(options.steps, **error)
     log.close("force_error")
-    draw(options.folder / "parity.png", before, after)
+    log.compare("r2SCAN's", "CHGNet's", ["energy (eV per atom)", "forces (eV per angstrom)"], before, after)
     torch.save({"model": potential.as_dict()}, options.folder / "model.pth.tar")
     hand_on(step, options.folder, train[:5])
 

@@ -62,3 +62,17 @@ class Log:
             self.writer.close()
         if self.tracker:
             self.tracker.finish()
+
+    def compare(self, expected_by, found_by, names, before, after):
+        """Draws FOLDER/parity.png: for each name (expected, found), before and after."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(4.5 * len(names), 4), layout="constrained")
+        for axes, name, old, new in zip(figure.subplots(1, len(names)), names, before, after):
+            for (expected, found), colour, label in ((old, "#c08080", "before"), (new, "#20457c", "after")):
+                axes.plot(expected.flatten(), found.flatten(), ".", color=colour, markersize=3, label=label)
+            axes.axline((0, 0), slope=1, color="#808080", linewidth=0.5)
+            ends = old[0].min() - 0.3, old[0].max() + 0.3
+            axes.set(xlabel=f"{expected_by} {name}", ylabel=found_by, xlim=ends, ylim=ends)
+            axes.legend()
+        figure.savefig(self.folder / "parity.png", dpi=80)

@@ -156,11 +156,15 @@ def test_docstring_lora_on_smollm2(tmp_path, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("chgnet") is None, reason="no package chgnet")
 def test_chgnet_forces(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    succeed(tmp_path, "chgnet_forces", "forces", "--steps", 12)
+    done = succeed(tmp_path, "chgnet_forces", "forces", "--steps", 12)
     before, after = values(tmp_path / "forces", "force_error")
     assert after < before < 200  # meV an angstrom
     from chgnet.model import CHGNet
     assert CHGNet.from_file(tmp_path / "forces" / "model.pth.tar").n_params == CHGNet.load().n_params
+    assert (tmp_path / "forces" / "parity.png").stat().st_size > 5000
+    if program := shutil.which("continue_forces"):
+        away = subprocess.run([program, "forces"], check=True, capture_output=True, text=True).stdout
+        assert len(away.split()) == 5 and done.endswith(away)
 
 
 @needs_command

@@ -302,6 +302,12 @@ def has_accumulation_hooks(parameter) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
+def symbol_by_values(size):
+    """The symbol that a size got since it depends on values; None for others. A trace may have replaced it by now (size.node.expr)."""
+    symbol = size.node._expr
+    return symbol if symbol.is_Symbol and size.node.shape_env.is_unbacked_symint(symbol) else None
+
+
 def schema(overload):
     """An operator's arguments: names, types, defaults, and which of them it writes to."""
     return overload._schema

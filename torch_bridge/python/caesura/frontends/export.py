@@ -36,7 +36,8 @@ class Exported:
 
         A C++ program (training/session/exported_step.h), `caesura train` or TrainingSession.open() goes on with it; nothing in
         the folder needs PyTorch. The model's inputs have the names of the forward's parameters, and "target" for what the loss
-        function compares with; its output is "loss". An existing step in the folder is replaced, the model first.
+        function compares with; a tensor in a list, a dict or an attribute of an object has its place after that name
+        ("graphs_0_bond_graph"). Its output is "loss". An existing step in the folder is replaced, the model first.
 
         Args:
             folder: it is made if it is not there.

@@ -7,7 +7,7 @@ import torch
 from onnx.helper import make_attribute
 
 from caesura import torch_kernels
-from caesura.capture.compat import OpOverload, free_unbacked_symbols
+from caesura.capture.compat import OpOverload, free_unbacked_symbols, symbol_by_values
 from caesura.capture.derivatives import derivative, tensors_given
 from caesura.capture.rng_inputs import DRAWS, Draw
 from caesura.lowering.aten_fallback import aten_node
@@ -322,8 +322,8 @@ def _taken_sizes(module) -> list:
         value = node.meta.get("val") if node.op == "call_function" else None
         dims = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
         for axis, size in dims:
-            symbol = size.node._expr if isinstance(size, torch.SymInt) else None
-            if symbol is not None and symbol.is_Symbol and symbol != size.node.expr and size.node.shape_env.is_unbacked_symint(symbol):
+            symbol = symbol_by_values(size) if isinstance(size, torch.SymInt) else None
+            if symbol is not None and symbol != size.node.expr:
                 found.setdefault(symbol, (node, axis, size))
     return list(found.values())
 
