@@ -7,11 +7,12 @@ caesura.fuse, and caesura.compile_step.
     OMP_NUM_THREADS=1 python benchmarks/potentials.py [--only REGEX] [--rounds 5] [--check]
 
 Each row has batches of three sizes, which follow one another. It prints the seconds of the first step, the captured programs, the
-median CPU time of a step in milliseconds and the median of its ratio to eager's in the same round. --check compares the losses of 20
-steps with eager's: in float64, CHGNet (whose constants are float32) in float32.
+median CPU time of a step in milliseconds, the median and the quartiles of its ratio to eager's in the same round, and what changing
+sizes cost. --check compares the losses of 20 steps with eager's: in float64, CHGNet (whose constants are float32) in float32.
 """
 
 import argparse
+import copy
 import re
 import statistics
 import time
@@ -48,7 +49,8 @@ class SchNetLoss(nn.Module):
         positions = positions.requires_grad_()
         energy = self.net(kinds, positions, molecules).squeeze(1)
         slope, = torch.autograd.grad(energy.sum(), positions, create_graph=True)
-        return F.mse_loss(energy, energies) + 10 * F.mse_loss(-slope, forces)
+        # mse_loss() asks whether there are as many energies as values, which tell it
+        return (energy - energies).square().mean() + 10 * F.mse_loss(-slope, forces)
 
 
 def schnet():
@@ -151,11 +153,23 @@ def routes(make):
         torch.manual_seed(0)
         np.random.seed(0)
         made.append(make())
-    (eager, given), (ours, to_ours), (whole, to_whole) = made
+    (eager, batches), (ours, _), (whole, _) = made  # pymatgen draws others each time
+    given = [copy.deepcopy(batches) for _ in made]  # which hold leaves
     ours.net = caesura.wrap(ours.net)
     step = caesura.compile_step(whole, None, torch.optim.AdamW(whole.parameters(), lr=1e-4))
-    return {"eager": in_a_loop(eager, given), "wrap": in_a_loop(ours, to_ours, caesura.fuse),
-            "compile_step": lambda i: step(*to_whole[i % len(to_whole)])}
+    return {"eager": in_a_loop(eager, given[0]), "wrap": in_a_loop(ours, given[1], caesura.fuse),
+            "compile_step": lambda i: step(*given[2][i % len(batches)])}
+
+
+IN_TURN, ONE_BY_ONE = [0, 1, 2] * 4, [0] * 4 + [1] * 4 + [2] * 4  # numbers of batches
+
+
+def seconds_of(step, order):
+    """The CPU time of a step."""
+    began = time.process_time()
+    for i in order:
+        step(i)
+    return (time.process_time() - began) / len(order)
 
 
 def main():
@@ -184,13 +198,12 @@ def main():
         times = {route: [] for route in made}
         for _ in range(given.rounds):
             for route, step in made.items():
-                began = time.process_time()
-                for i in range(6):
-                    step(i)
-                times[route].append((time.process_time() - began) / 6 * 1e3)
+                times[route].append([seconds_of(step, order) for order in (IN_TURN, ONE_BY_ONE)])
         for route, taken in times.items():
-            ratio = statistics.median(a / b for a, b in zip(taken, times["eager"]))
-            print(f"{name:8} {route:12} {statistics.median(taken):8.1f} ms, {ratio:.2f} of eager's", flush=True)
+            low, middle, high = statistics.quantiles((a[0] / b[0] for a, b in zip(taken, times["eager"])), n=4)
+            changing = statistics.median(a[0] / a[1] for a in taken)
+            print(f"{name:8} {route:12} {statistics.median(a[0] for a in taken) * 1e3:8.1f} ms, {middle:.2f} [{low:.2f}, {high:.2f}] of "
+                  f"eager's; sizes in turn over one after the other {changing:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -221,18 +221,17 @@ def test_a_count_of_negative_numbers_fails():
 class Sums(nn.Module):
     """A value for each group of rows: there are as many groups as the largest number says (torch_geometric's readout)."""
 
-    def __init__(self, loss):
+    def __init__(self):
         super().__init__()
-        self.last, self.loss = nn.Linear(3, 1), loss
+        self.last = nn.Linear(3, 1)
 
     def forward(self, x, groups, wanted):
         found = x.new_zeros(int(groups.max()) + 1).index_add(0, groups, self.last(x).squeeze(1))
-        return self.loss(found, target=wanted, reduction="sum")
+        return (found - wanted).square().sum()
 
 
-@pytest.mark.parametrize("loss", [F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss])
-def test_losses_take_sizes_by_values(loss):
-    module = Sums(loss)
+def test_a_size_by_values_is_compared_with_what_it_meets():
+    module = Sums()
     eager = copy.deepcopy(module)
     optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, eager))
     step = caesura.compile_step(module, None, optimizer)

@@ -45,7 +45,6 @@ _PRIVATE = {
     "enable_python_dispatcher": "torch._dispatch.python.enable_python_dispatcher",
     "free_unbacked_symbols": "torch.fx.experimental.symbolic_shapes.free_unbacked_symbols",  # of sizes that depend on values
     "guard_or_false": "torch.fx.experimental.symbolic_shapes.guard_or_false",
-    "guard_or_true": "torch.fx.experimental.symbolic_shapes.guard_or_true",
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "make_fx": "torch.fx.experimental.proxy_tensor.make_fx",
     "optimization_hint": "torch.fx.experimental.symbolic_shapes.optimization_hint",  # of a size

@@ -19,8 +19,7 @@ from torch.utils.checkpoint import check_backward_validity, checkpoint
 from caesura.capture import contractions, foreach, frames, packed_sequences
 from caesura.capture.compat import (BatchNorm, ConstantVariable, GetAttrVariable, GuardBuilder, SideEffects, TensorVariable,
                                     UserFunctionVariable, VariableTracker, build_checkpoint_variable, builders_by_id, detect_is_causal_mask,
-                                    dynamo_config, fake_implementations, global_decomposition_table, guard_or_false, guard_or_true,
-                                    seeing, tracing_tolist)
+                                    dynamo_config, fake_implementations, global_decomposition_table, seeing, tracing_tolist)
 from caesura.capture.ops.check import gaussian_nll_loss
 from caesura.capture.ops.ctc import ctc_loss
 from caesura.capture.sync_batch_norm import sync_batch_norm
@@ -71,43 +70,11 @@ def _same_code(function):
 
 
 _in_one_piece = _same_code(torch.nn.functional.linear_cross_entropy)
-_huber, _l1, _mse, _smooth = map(_same_code, (torch.nn.functional.huber_loss, torch.nn.functional.l1_loss, torch.nn.functional.mse_loss,
-                                              torch.nn.functional.smooth_l1_loss))
-
-
-def _alike(x, target):
-    """The tensors that a loss compares. It warns where their sizes differ, which nothing tells before a run if they depend on values."""
-    differ = [a != b for a, b in zip(x.shape, target.shape)]
-    if x.dim() == target.dim() and any(guard_or_true(d) for d in differ) and not any(guard_or_false(d) for d in differ):
-        return torch.broadcast_tensors(x, target)
-    return x, target
-
-
-def _huber_loss(input, target, *args, **kwargs):
-    return _huber(*_alike(input, target), *args, **kwargs)
-
-
-def _l1_loss(input, target, *args, **kwargs):
-    return _l1(*_alike(input, target), *args, **kwargs)
-
-
-def _mse_loss(input, target, *args, **kwargs):
-    return _mse(*_alike(input, target), *args, **kwargs)
-
-
-def _smooth_l1_loss(input, target, *args, **kwargs):
-    return _smooth(*_alike(input, target), *args, **kwargs)
-
-
 _STAND_INS = {
     torch.nn.functional.ctc_loss: ctc_loss,
     torch.nn.functional.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.functional.gumbel_softmax: _same_code(torch.nn.functional.gumbel_softmax),  # its detach() is a stop in the graph
     torch.nn.functional.linear_cross_entropy: _linear_cross_entropy,
-    torch.nn.functional.huber_loss: _huber_loss,
-    torch.nn.functional.l1_loss: _l1_loss,
-    torch.nn.functional.mse_loss: _mse_loss,
-    torch.nn.functional.smooth_l1_loss: _smooth_l1_loss,
     detect_is_causal_mask: _is_causal,
 } | foreach.stand_ins() | packed_sequences.FUNCTIONS
 _OPTIONS = {"allow_rnn": True, "capture_dynamic_output_shape_ops": True, "trace_autograd_ops": True}
