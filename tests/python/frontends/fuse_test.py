@@ -2,6 +2,8 @@
 """caesura.fuse: an optimizer's own step as one call, beside PyTorch's."""
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -77,6 +79,14 @@ def test_steps_are_eagers(kind, unwarned):
     same(ours.state_dict()["state"], eager.state_dict()["state"])
     # The fifth step took the quick way, as far as there is one.
     assert len(ours.step.updates._calls) == 1
+
+
+def test_the_default_dtype_is_the_users():
+    """It may be another one before the first optimizer is fused."""
+    code = ("import torch, caesura; torch.set_default_dtype(torch.float64); p = torch.nn.Parameter(torch.ones(3)); p.grad = torch.ones(3); "
+            "caesura.fuse(torch.optim.SGD([p], lr=0.5)).step(); print(p.tolist())")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[0.5, 0.5, 0.5]\n", done.stderr
 
 
 def test_state_goes_to_an_eager_optimizer_and_back():

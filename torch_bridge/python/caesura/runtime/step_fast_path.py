@@ -15,7 +15,7 @@ from caesura.runtime.gpu import CPU
 from caesura.runtime.optimizers import Recipe
 from caesura.runtime.step_program import SEED
 
-ZERO = torch.zeros((), device=CPU)  # that updates are fed
+ZERO = torch.zeros((), dtype=torch.float32, device=CPU)  # that updates are fed
 # Reasons, and what to do.
 DOES_MORE = ("Dynamo's code for it does more than run the program: it sets an attribute, or makes an object",
              "Do such things outside of the forward. If it does none, report it with `caesura env`")
