@@ -200,5 +200,5 @@ def load(folder: Path, module: torch.nn.Module, optimizer: torch.optim.Optimizer
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"].fill_(updates)
             else:
-                state["step"] = torch.tensor(float(updates), device="cpu")
+                state["step"] = torch.tensor(float(updates), dtype=torch.float32, device="cpu")
     return updates

@@ -274,13 +274,13 @@ class Recipe:
         count = self.held_count(parameter, is_divided)
         if not (isinstance(count, torch.Tensor) and count.dtype == torch.float32 and count.device.type == "cpu"
                 and count.dim() == 0):
-            count = torch.tensor(float(count), device="cpu")
+            count = torch.tensor(float(count), dtype=torch.float32, device="cpu")
         held[key] = count
 
     def take_count(self, parameter, count: float):
         """Sets the number of the parameter's updates, where PyTorch's state has none."""
         if not self.update.keeps_count:
-            _counts_of(self.optimizer)[parameter] = torch.tensor(count, device="cpu")
+            _counts_of(self.optimizer)[parameter] = torch.tensor(count, dtype=torch.float32, device="cpu")
 
     def count(self, parameter) -> torch.Tensor:
         """The number of the parameter's updates."""
