@@ -6,6 +6,8 @@
 
 namespace caesura {
 
+constexpr int64_t kMostDims = 64;  // a file may name any number
+
 Status SameDType(Graph&, Node* node) {
   const Value* input = node->input(0);
   if (input == nullptr || !input->type().is_tensor()) return {};
@@ -42,8 +44,9 @@ Status ShapeSaidBy(int input, Graph& graph, Node* node) {
     if (fit) type = ValueType::Tensor(type.dtype, Shape(dims));
   } else if (producer != nullptr && producer->Is("Shape") && producer->attributes().empty()) {
     type.shape = producer->input(0)->type().shape;
-  } else if (const auto& sizes = target->type().shape;
-             sizes && sizes->size() == 1 && sizes->front().known()) {
+  } else if (const auto& sizes = target->type().shape; sizes && sizes->size() == 1 &&
+                                                       sizes->front().known() &&
+                                                       sizes->front().value <= kMostDims) {
     type.shape.emplace(sizes->front().value);  // of unknown dims
   }
   y->set_type(std::move(type));

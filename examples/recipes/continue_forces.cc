@@ -17,10 +17,9 @@ namespace {
 
 void Train(const std::string& folder) {
   auto session = OpenStep(folder + "/step").value();
-  std::string file;
-  for (int i = 0; file = folder + "/batches/" + std::to_string(i) + ".npz",
-           std::filesystem::exists(file);
-       ++i) {
+  for (int i = 0;; ++i) {
+    const std::string file = folder + "/batches/" + std::to_string(i) + ".npz";
+    if (!std::filesystem::exists(file)) break;
     const auto batch = ReadNpz(file).value();
     const double loss = session->Step(NamedValues(batch.begin(), batch.end())).value();
     std::printf("%.9g\n", loss);

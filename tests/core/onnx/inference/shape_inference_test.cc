@@ -38,18 +38,20 @@ TEST(ShapeInferenceTest, FollowsShapeArithmetic) {
 
 // The number of sizes is the rank, whatever computes them.
 TEST(ShapeInferenceTest, SizesOfOursTellARank) {
-  Model model =
-      ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "ai.caesura" : 1]>
-    g (float[n, 2] dy, int64[1] rows, int64[1] from, int64[1] to) => (float y) {
+  Model model = ParseModelText(R"(<ir_version: 10, opset_import: ["" : 23, "ai.caesura" : 1]>
+    g (float[n, 2] dy, int64[1] rows, int64[1] from, int64[1] to, int64[1099511627776] many) => (float y, float z) {
       columns = Constant <value_ints = [2]> ()
       sizes = Concat <axis = 0> (rows, columns)
       dx = ai.caesura.SliceGrad (dy, sizes, from, to)
+      wrong = ai.caesura.SliceGrad (dy, many, from, to)
       y = Identity (dx)
+      z = Identity (wrong)
     })")
-          .value();
+                    .value();
   const Value* dx = model.graph->FindValue("dx");
   ASSERT_TRUE(dx->type().shape);
   EXPECT_EQ(dx->type().shape->size(), 2u);
+  EXPECT_FALSE(model.graph->FindValue("wrong")->type().shape);
 }
 
 TEST(ShapeInferenceTest, InfersBodies) {
