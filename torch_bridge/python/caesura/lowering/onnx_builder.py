@@ -245,6 +245,7 @@ class Writer:
         return self._known[size]
 
     def size_of(self, tensor: Tensor, axis: int) -> Tensor:
+        """The tensor's size along an axis, an int64 scalar."""
         dims = self.op("Shape", [tensor], start=axis, end=axis + 1)
         return Tensor(self.op("Squeeze", [dims, self.constant([0])]), torch.int64, ())
 
